@@ -1,0 +1,185 @@
+"""Load a stage's YAML: all faults at once, each with file, line and a suggestion.
+
+YAML 1.1 reads ``NO`` as false, ``012`` as ten, ``12:30`` as 750, and ``7e-4`` as text. Here only ``true``/``false`` are
+booleans, only plain decimal numbers are numbers, a key that stands twice is refused, and no tag can construct an object.
+"""
+
+import difflib
+import json
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+Path_ = tuple[str | int, ...]
+
+
+class ConfigError(ValueError):
+    """A config that cannot be used; the message lists every fault with its file and line."""
+
+
+class Block(BaseModel):
+    """Base of all config blocks: frozen, strict, unknown keys refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+BlockT = TypeVar("BlockT", bound=Block)
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader with YAML 1.2 core scalars; resolvers are replaced, not added to."""
+
+
+_Loader.yaml_implicit_resolvers = {}
+for _tag, _pattern, _first in (
+    ("bool", r"(?:true|false)\Z", "tf"),
+    ("null", r"(?:null|~|)\Z", ["n", "~", ""]),
+    ("int", r"[-+]?(?:0|[1-9][0-9]*)\Z", "-+0123456789"),
+    ("float", r"[-+]?(?:(?:0|[1-9][0-9]*)\.[0-9]*|\.[0-9]+|(?:0|[1-9][0-9]*)(?=[eE]))(?:[eE][-+]?[0-9]+)?\Z", "-+.0123456789"),
+):
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(_pattern), list(_first))
+
+
+@dataclass
+class _Source:
+    """Plain data of a YAML file, and the place of each key."""
+
+    data: dict[str, Any]
+    places: dict[Path_, str]
+    faults: list[str] = field(default_factory=list)
+
+    def place(self, path: Path_) -> str:
+        while path and path not in self.places:
+            path = path[:-1]
+        return self.places.get(path, self.places[()])
+
+
+def load(path: Path, schema: type[BlockT], overrides: tuple[str, ...] = ()) -> BlockT:
+    """Read and check a config.
+
+    Args:
+        path: the YAML file.
+        schema: the stage's config class.
+        overrides: ``block.key=value`` from the command line; values are read as YAML.
+
+    Returns:
+        The frozen config: the file with its overrides is exactly what runs.
+
+    Raises:
+        ConfigError: every fault found, one per line.
+    """
+    source = _read(path)
+    for override in overrides:
+        _apply(source, override)
+    try:
+        config = schema.model_validate_json(json.dumps(source.data))
+    except ValidationError as error:
+        source.faults += [_explain(e, schema, source) for e in error.errors()]
+        config = None
+    except ValueError as error:  # nan and inf have no JSON form
+        source.faults.append(f"{path}: {error}")
+        config = None
+    if source.faults or config is None:
+        raise ConfigError("\n".join(source.faults))
+    return config
+
+
+def dump(config: Block) -> str:
+    """Return the resolved config as YAML that `load` reads back to an equal config."""
+    return yaml.safe_dump(json.loads(config.model_dump_json()), sort_keys=False, allow_unicode=True)
+
+
+def _read(path: Path) -> _Source:
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such config file; `dubsar config --help` lists the ones that ship") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read as UTF-8 text ({error})") from error
+    loader = _Loader(text)
+    try:
+        root = loader.get_single_node()
+        source = _Source({}, {(): f"{path}:1"})
+        if root is None:
+            return source
+        data = _convert(loader, root, (), source, path)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = mark.line + 1 if mark else 1
+        raise ConfigError(f"{path}:{line}: not valid YAML: {getattr(error, 'problem', error)}") from error
+    finally:
+        loader.dispose()
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}:1: found {type(data).__name__}, expected blocks such as 'data:' and 'model:'")
+    source.data = data
+    return source
+
+
+def _convert(loader: _Loader, node: yaml.Node, at: Path_, source: _Source, file: Path) -> Any:
+    source.places.setdefault(at, f"{file}:{node.start_mark.line + 1}")
+    if isinstance(node, yaml.MappingNode):
+        result: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            key = str(key_node.value)
+            place = f"{file}:{key_node.start_mark.line + 1}"
+            if key in result:
+                source.faults.append(f"{place}: key {key!r} stands twice (first at {source.place((*at, key))}); keep one")
+            source.places[(*at, key)] = place
+            result[key] = _convert(loader, value_node, (*at, key), source, file)
+        return result
+    if isinstance(node, yaml.SequenceNode):
+        return [_convert(loader, child, (*at, i), source, file) for i, child in enumerate(node.value)]
+    return loader.construct_object(node)
+
+
+def _apply(source: _Source, override: str) -> None:
+    key, separator, value = override.partition("=")
+    if not separator or not key:
+        source.faults.append(f"command line: {override!r} is not an override; expected block.key=value")
+        return
+    loader = _Loader(value)
+    try:
+        node = loader.get_single_node()
+        parsed = None if node is None else _convert(loader, node, (), _Source({}, {}), Path("command line"))
+    except yaml.YAMLError:
+        source.faults.append(f"command line: {override!r} has a value that is not YAML")
+        return
+    finally:
+        loader.dispose()
+    *blocks, last = key.split(".")
+    target = source.data
+    for block in blocks:
+        child = target.get(block)
+        target[block] = target = dict(child) if isinstance(child, dict) else {}
+    target[last] = parsed
+    source.places[tuple(key.split("."))] = "command line"
+
+
+def _explain(error: Any, schema: type[Block], source: _Source) -> str:
+    at: Path_ = tuple(error["loc"])
+    place, name = source.place(at), ".".join(map(str, at))
+    if error["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(str(at[-1]), _fields(schema, at[:-1]), n=1, cutoff=0.5)
+        hint = f" (did you mean {near[0]!r}?)" if near else f"; known here: {', '.join(_fields(schema, at[:-1]))}"
+        return f"{place}: unknown key {name!r}{hint}"
+    if error["type"] == "missing":
+        return f"{place}: {name!r} is missing; give it a value"
+    return f"{place}: {name!r} is {error['input']!r}: {error['msg']}"
+
+
+def _fields(schema: type[Block], at: Path_) -> list[str]:
+    """Return the keys that the block at path ``at`` knows."""
+    model: type[BaseModel] = schema
+    for key in at:
+        info = model.model_fields.get(str(key))
+        if info is None:
+            return []
+        blocks = [t for t in (info.annotation, *get_args(info.annotation)) if isinstance(t, type) and issubclass(t, BaseModel)]
+        if not blocks:
+            return []
+        model = blocks[0]
+    return list(model.model_fields)

@@ -1,0 +1,145 @@
+"""The config of each stage. One class per stage, one YAML per class; the stage's module turns it into objects."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from dubsar.configs.base import Block
+from dubsar.configs.blocks import Count, Efficiency, Fraction, Natural, Optim, Positive, Trainer
+
+
+class ClassifyData(Block):
+    """Sign crops: the box widened by ``context`` of its longer side, squared, resized to ``crop_px``."""
+
+    crop_px: Count = 64
+    context: Fraction = 0.15
+    batch_size: Count = 64
+    sampler: Literal["natural", "balanced"] = "natural"
+    balance_power: Fraction = 0.5  # weight of a class = count ** -power; 1 is fully balanced
+    synthetic_fraction: Fraction = 0.0  # share of a training batch that is rendered
+    limit: Natural = 0  # at most so many crops per split; 0: all
+
+
+class ClassifyModel(Block):
+    """A timm backbone with a linear head over the whole inventory."""
+
+    backbone: str
+    pretrained: bool = False
+    weights: str = ""  # local safetensors in timm's key layout
+    drop_rate: Fraction = 0.0
+    drop_path_rate: Fraction = 0.0
+    label_smoothing: Fraction = 0.0
+    logit_adjustment: Annotated[float, Field(ge=0)] = 0.0  # tau of Menon et al. 2021
+    mixup: Annotated[float, Field(ge=0)] = 0.0  # alpha of the beta distribution
+
+
+class ClassifyConfig(Block):
+    """Sign classification."""
+
+    stage: Literal["classify"] = "classify"
+    name: str = "default"
+    data: ClassifyData = ClassifyData()
+    model: ClassifyModel
+    optim: Optim
+    trainer: Trainer
+    efficiency: Efficiency = Efficiency()
+
+
+class DetectData(Block):
+    """Tiles of photographs whose scale is normalised so that a sign is about ``sign_px`` high."""
+
+    tile: Count = 640
+    overlap: Fraction = 0.2
+    sign_px: Positive = 32.0  # square root of the median box area after scaling
+    scale_jitter: Fraction = 0.25
+    batch_size: Count = 4
+    synthetic_fraction: Fraction = 0.0
+    synthetic_tablets: Natural = 0
+    limit: Natural = 0  # at most so many photographs per split; 0: all
+
+
+class DetectModel(Block):
+    """YOLO11 with a P2 level; ``classes: agnostic`` finds signs, ``inventory`` also names them."""
+
+    scale: Literal["n", "s", "m", "l", "x"] = "n"
+    classes: Literal["agnostic", "inventory"] = "agnostic"
+    box_gain: Positive = 7.5
+    cls_gain: Positive = 0.5
+    dfl_gain: Positive = 1.5
+
+
+class DetectConfig(Block):
+    """Sign detection."""
+
+    stage: Literal["detect"] = "detect"
+    name: str = "default"
+    data: DetectData = DetectData()
+    model: DetectModel = DetectModel()
+    optim: Optim
+    trainer: Trainer
+    efficiency: Efficiency = Efficiency()
+
+
+class TransliterateData(Block):
+    """Line pairs. A batch holds lines of like length, at most ``batch_tokens`` padded tokens (source and target)."""
+
+    sources: tuple[Literal["oracc", "hittite", "ebl"], ...] = ("oracc", "hittite")
+    hittite_repeat: Count = 1
+    batch_tokens: Count = 6000
+    max_signs: Count = 60  # longer lines are left out of training (counted and printed), never of evaluation
+    broken_noise: Fraction = 0.0  # share of training lines that get a random break
+    val_lines: Natural = 400  # dev lines per source that choose the checkpoint; 0: all
+    limit: Natural = 0  # at most so many training lines per source; 0: all
+
+
+class TransliterateModel(Block):
+    """A ByT5: from a local Hugging Face folder, or an own size from scratch."""
+
+    pretrained: str = ""  # local folder or hub name, e.g. google/byt5-small
+    d_model: Count = 256
+    d_kv: Count = 64
+    d_ff: Count = 768
+    heads: Count = 4
+    encoder_layers: Count = 4
+    decoder_layers: Count = 2
+    dropout: Fraction = 0.1
+    sign_encoding: Literal["utf8", "compact"] = "compact"
+    beams: Count = 1
+
+
+class TransliterateConfig(Block):
+    """Sign sequences to transliteration."""
+
+    stage: Literal["transliterate"] = "transliterate"
+    name: str = "default"
+    data: TransliterateData = TransliterateData()
+    model: TransliterateModel = TransliterateModel()
+    optim: Optim
+    trainer: Trainer
+    efficiency: Efficiency = Efficiency()
+
+
+class ReadConfig(Block):
+    """Reading a photograph with trained weights. Empty paths mean the weights that ship with dubsar."""
+
+    stage: Literal["read"] = "read"
+    detector: str = ""
+    classifier: str = ""
+    transliterator: str = ""
+    language: Literal["akk", "hit", "xhu"] = "akk"
+    detect_threshold: Fraction = 0.25
+    doubtful_below: Fraction = 0.5  # a sign below this gets `?`
+    unread_below: Fraction = 0.25  # a sign below this is written `x`
+    top_k: Count = 5
+    beams: Count = 1
+    max_megapixels: Positive = 400.0
+    threads: Natural = 0
+    precision: Literal["fp32", "bf16"] = "fp32"
+
+
+STAGES: dict[str, type[ClassifyConfig] | type[DetectConfig] | type[TransliterateConfig]] = {
+    "classify": ClassifyConfig,
+    "detect": DetectConfig,
+    "transliterate": TransliterateConfig,
+}
+StageConfig = ClassifyConfig | DetectConfig | TransliterateConfig

@@ -1,0 +1,38 @@
+"""The canonical form of transliterated text, and its tokens.
+
+One spelling for what editors write in several ways, so that equal readings compare equal: NFC; ``ḫ`` U+1E2B for every
+breve-below spelling; index digits as subscripts; ``{ }`` for determinatives, ``[ ]`` for lost text, ``⸢ ⸣`` for damage;
+``…`` for a gap. NFKC is never applied: it would turn a₂ into a2. `CANONICAL_FORM` names the form and is stored with
+weights. An index is any digits right after a letter, so ``d10`` (the god) becomes ``d₁₀``; a number alone stays a number.
+"""
+
+import re
+import unicodedata
+
+CANONICAL_FORM = "dubsar-1: NFC, ḫ U+1E2B, subscript index, {} determinative, [] lost, ⸢⸣ damaged, … gap"
+
+_SUBSCRIPTS = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
+_SPELLINGS = str.maketrans("⌈⌉⌜⌝˹˺〈〉ʹ’˽", "⸢⸣⸢⸣⸢⸣⟨⟩′′ ")
+# dropped before composing: left inside, they would keep a letter from its accent
+_REMOVED = str.maketrans({"\ufeff": "", "\x00": ""})
+_SURROGATE = re.compile("[\ud800-\udfff]")
+# h with one or more combining breves below, in any order that NFD can give
+_BREVE_BELOW = re.compile("([hH])\u032e+")
+_DOTTED_BREVE = re.compile("([ḫḪ])\u032e+")
+_INDEX = re.compile(r"(?<=[^\W\d_])(\d+)(?![\d(])")
+_TOKEN_BREAK = re.compile(r"[\s\-.+:{}\[\]⸢⸣⟨⟩()]+")
+
+
+def canonical(text: str) -> str:
+    """Return ``text`` in the canonical form. Total: any string is accepted, lone surrogates become U+FFFD."""
+    text = _SURROGATE.sub("\ufffd", text).translate(_REMOVED)
+    text = _BREVE_BELOW.sub(lambda m: "ḫ" if m[1] == "h" else "Ḫ", unicodedata.normalize("NFD", text))
+    text = _DOTTED_BREVE.sub(r"\1", unicodedata.normalize("NFC", text)).translate(_SPELLINGS)
+    text = text.replace("...", "…")
+    text = _INDEX.sub(lambda m: m[1].translate(_SUBSCRIPTS), text)
+    return " ".join(text.split())
+
+
+def tokens(text: str) -> list[str]:
+    """Split canonical text into sign readings: the unit of the sign error rate."""
+    return [t for t in _TOKEN_BREAK.split(text) if t]

@@ -1,0 +1,127 @@
+"""Model files: weights as safetensors beside a JSON that says what they are. Written atomically; never a pickle.
+
+The JSON holds config, inventory, text form, normalisation, library versions, metrics, licence and the SHA-256 of the
+weights, so that a file can be judged before it is used. Order of writing: weights first, JSON last; a reader that sees the
+JSON therefore sees complete weights, and the checksum proves that they belong together.
+"""
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+
+FORMAT = "dubsar-weights-1"
+
+
+class CheckpointError(ValueError):
+    """Weights that cannot be used; the message names file, finding and remedy."""
+
+
+@dataclass(frozen=True)
+class ModelFile:
+    """Weights and what is known of them."""
+
+    state: dict[str, torch.Tensor]
+    card: dict[str, Any]
+
+
+def write_atomically(path: Path, write: Callable[[Any], object]) -> None:
+    """Let ``write`` fill a temporary file in the same folder, sync it, and rename it to ``path``.
+
+    Raises:
+        OSError: naming ``path``, for example where the disk is full; what stood there before is untouched.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except OSError as error:
+        raise OSError(error.errno, f"{path}: could not be written ({error.strerror}); the old file is unchanged") from error
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def save_model(path: Path, state: dict[str, torch.Tensor], card: dict[str, Any], *, dtype: torch.dtype | None = None) -> None:
+    """Write ``<path>.safetensors`` and ``<path>.json``.
+
+    Args:
+        path: without suffix.
+        state: parameters and buffers; a compiled module's ``_orig_mod.`` prefix is removed.
+        card: what the weights are: stage, config, metrics, licence, inventory.
+        dtype: store floating tensors in this type (float16 halves a file that ships).
+    """
+    tensors = {
+        name.replace("_orig_mod.", ""): (t.to(dtype) if dtype and t.is_floating_point() else t).detach().cpu().contiguous().clone()
+        for name, t in state.items()
+    }
+    data = save_tensors(tensors, metadata={"format": FORMAT})
+    card = {
+        "format": FORMAT,
+        **card,
+        "sha256": hashlib.sha256(data).hexdigest(),
+        "parameters": sum(t.numel() for t in tensors.values()),
+        "versions": {name: _version(name) for name in ("dubsar", "torch", "lightning", "timm", "transformers", "ultralytics")},
+    }
+    text = json.dumps(card, ensure_ascii=False, indent=1).encode()
+    write_atomically(path.with_suffix(".safetensors"), lambda file: file.write(data))
+    write_atomically(path.with_suffix(".json"), lambda file: file.write(text))
+
+
+def load_model(path: Path, stage: str) -> ModelFile:
+    """Read what `save_model` wrote, as float32.
+
+    Args:
+        path: with or without suffix.
+        stage: the stage that the weights must be of.
+
+    Raises:
+        CheckpointError: not safetensors, no JSON beside it, a wrong checksum, or another stage's weights.
+        FileNotFoundError: there is no such file.
+    """
+    if path.suffix not in {"", ".safetensors", ".json"} and not path.with_suffix(".safetensors").exists():
+        raise CheckpointError(f"{path}: weights are read from .safetensors only (a pickle can run code); export them first")
+    weights, card_path = path.with_suffix(".safetensors"), path.with_suffix(".json")
+    if not weights.exists():
+        raise FileNotFoundError(f"{weights}: no such weights; `dubsar train {stage}` makes them")
+    try:
+        card = json.loads(card_path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{weights}: its model card {card_path.name} is missing; keep the two files together") from None
+    except ValueError as error:
+        raise CheckpointError(f"{card_path}: not a model card ({error})") from error
+    data = weights.read_bytes()
+    found = hashlib.sha256(data).hexdigest()
+    if found != card.get("sha256"):
+        raise CheckpointError(f"{weights}: SHA-256 is {found[:16]}…, its card says {str(card.get('sha256'))[:16]}…; copy it again")
+    if card.get("stage") != stage:
+        raise CheckpointError(f"{weights}: weights of stage {card.get('stage')!r}, expected {stage!r}")
+    state = {k: t.float() if t.is_floating_point() else t for k, t in load_tensors(data).items()}
+    return ModelFile(state, card)
+
+
+def shipped(stage: str) -> Path:
+    """Return the path, without suffix, of the weights that ship with dubsar for ``stage``."""
+    return Path(__file__).resolve().parent / "weights" / stage
+
+
+def _version(package: str) -> str:
+    for name in (package, f"{package}-opencv-headless"):
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    return "not installed"

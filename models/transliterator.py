@@ -1,0 +1,232 @@
+"""ByT5 for sign sequences: byte vocabulary, explicit alignment by sentinels, greedy and beam decoding.
+
+A T5 has no absolute positions and no relative bias in cross-attention, so a small one trained from scratch learns the
+language long before it learns which sign is being read. Sentinels (ByT5's 125 spare ids, as in span corruption) say so
+instead: source and target carry the same sentinel for the same sign, and cross-attention finds it by content::
+
+    signs     𒀭           𒌨           𒈨                source   <s0> 𒀭 <s1> 𒌨 <s2> 𒈨 </s>
+    pieces    "{d}"       "taš"       "-me"             target   <s0>{d}<s1>taš<s2>-me</s>
+
+Decoding allows only the next sentinel in turn and the end after the last, so each sign gets exactly one (possibly empty)
+piece, nothing repeats without end, and every output byte belongs to a sign. In training the first sentinel is random, so
+that all 125 are learned although lines are short; sentinels count modulo 125.
+
+Ids are those of `google/byt5-*`: 0 pad (also decoder start), 1 end, 2 unknown, byte + 3, sentinels 259-383.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import LogitsProcessor, LogitsProcessorList, T5Config, T5ForConditionalGeneration
+
+PAD, END, BYTE_OFFSET, FIRST_SENTINEL, SENTINELS, VOCABULARY = 0, 1, 3, 259, 125, 384
+IGNORED = -100
+MAX_PIECE_BYTES = 16
+_COMMON_PREFIX = b"\xf0\x92"  # of U+12000-U+12FFF: no information, half of a sign's bytes
+
+
+def encode_signs(signs: Sequence[str], language: str, *, start: int = 0, compact: bool = True) -> list[int]:
+    """Encode a line's signs for the encoder.
+
+    Args:
+        signs: code points in order; ``…`` is a lost stretch.
+        language: ``akk``, ``hit``, ``xhu``, ``sux``: written first.
+        start: number of the first sentinel.
+        compact: leave out the two bytes that nearly all cuneiform signs share (4 -> 2 bytes a sign).
+
+    Returns:
+        Ids, ending with `END`.
+    """
+    ids = [b + BYTE_OFFSET for b in language.encode()]
+    for index, sign in enumerate(signs):
+        data = sign.encode()
+        ids.append(sentinel(start + index))
+        ids += [b + BYTE_OFFSET for b in (data.removeprefix(_COMMON_PREFIX) if compact else data)]
+    return [*ids, END]
+
+
+def encode_pieces(pieces: Sequence[str], *, start: int = 0) -> list[int]:
+    """Encode one piece of text per sign for the decoder; ends with `END`."""
+    ids = []
+    for index, piece in enumerate(pieces):
+        ids.append(sentinel(start + index))
+        ids += [b + BYTE_OFFSET for b in piece.encode()]
+    return [*ids, END]
+
+
+def decode_pieces(ids: Sequence[int]) -> list[str]:
+    """Return the pieces of text between sentinels; ids that are no bytes (padding, -100, 384 and above) are masked first."""
+    pieces: list[bytearray] = []
+    for token in ids:
+        if FIRST_SENTINEL <= token < FIRST_SENTINEL + SENTINELS:
+            pieces.append(bytearray())
+        elif BYTE_OFFSET <= token < FIRST_SENTINEL and pieces:
+            pieces[-1].append(token - BYTE_OFFSET)
+        elif token == END:
+            break
+    return [p.decode("utf-8", "replace") for p in pieces]
+
+
+def sentinel(number: int) -> int:
+    """Return the id of the sentinel with this number, counted modulo 125."""
+    return FIRST_SENTINEL + number % SENTINELS
+
+
+@dataclass(frozen=True)
+class Size:
+    """Dimensions of a ByT5 trained from scratch."""
+
+    d_model: int
+    d_kv: int
+    d_ff: int
+    heads: int
+    encoder_layers: int
+    decoder_layers: int
+    dropout: float
+
+
+def build_transliterator(size: Size, attention: str = "eager") -> T5ForConditionalGeneration:
+    """Build a ByT5 of an own size with untied embeddings and a first loss near ln 384.
+
+    Transformers ties the embeddings of a T5 that it builds; tied and at the standard initialisation the first loss is 164.
+    ``initializer_factor=0.05`` mends it.
+    """
+    config = T5Config(
+        vocab_size=VOCABULARY,
+        d_model=size.d_model,
+        d_kv=size.d_kv,
+        d_ff=size.d_ff,
+        num_heads=size.heads,
+        num_layers=size.encoder_layers,
+        num_decoder_layers=size.decoder_layers,
+        dropout_rate=size.dropout,
+        feed_forward_proj="gated-gelu",
+        tie_word_embeddings=True,
+        initializer_factor=0.05,
+        pad_token_id=PAD,
+        eos_token_id=END,
+        decoder_start_token_id=PAD,
+    )
+    config._attn_implementation = attention
+    return T5ForConditionalGeneration(config)
+
+
+def load_pretrained(name: str, attention: str = "eager") -> T5ForConditionalGeneration:
+    """Load a ByT5 from a local Hugging Face folder, or from the hub where there is one.
+
+    Raises:
+        FileNotFoundError: ``name`` is neither a local folder nor reachable.
+        ValueError: the model's vocabulary is not ByT5's 384.
+    """
+    try:
+        model = T5ForConditionalGeneration.from_pretrained(
+            name, attn_implementation=attention, local_files_only=Path(name).is_dir(), use_safetensors=True
+        )
+    except OSError as error:
+        raise FileNotFoundError(
+            f"{name}: not a local folder with a ByT5, and no hub can be reached; download google/byt5-small "
+            "(config.json, model.safetensors) elsewhere and give its folder as model.pretrained"
+        ) from error
+    if model.config.vocab_size != VOCABULARY:
+        raise ValueError(f"{name}: a vocabulary of {model.config.vocab_size}, expected ByT5's {VOCABULARY}")
+    return model
+
+
+class SentinelOrder(LogitsProcessor):  # type: ignore[misc]
+    """Allow bytes, the next sentinel in turn, and the end after the last sentinel; at most `MAX_PIECE_BYTES` a piece.
+
+    Args:
+        counts: signs of each line, one per row of the batch before beams are spread.
+        beams: rows per line.
+    """
+
+    def __init__(self, counts: Sequence[int], beams: int) -> None:
+        self.counts = torch.tensor(counts).repeat_interleave(beams)
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Mask ``scores`` (rows, 384) given the ids so far ``input_ids`` (rows, steps)."""
+        counts = self.counts.to(scores.device)
+        is_sentinel = (input_ids >= FIRST_SENTINEL) & (input_ids < FIRST_SENTINEL + SENTINELS)
+        begun = is_sentinel.sum(1)
+        steps = torch.arange(input_ids.shape[1], device=scores.device)
+        last = torch.where(is_sentinel, steps, -1).max(1).values
+        full = (input_ids.shape[1] - 1 - last) >= MAX_PIECE_BYTES
+        allowed = torch.zeros_like(scores, dtype=torch.bool)
+        allowed[:, BYTE_OFFSET:FIRST_SENTINEL] = ((begun > 0) & ~full)[:, None]
+        rows = torch.arange(len(scores), device=scores.device)
+        allowed[rows, FIRST_SENTINEL + begun % SENTINELS] = begun < counts
+        allowed[:, END] = begun >= counts
+        return scores.masked_fill(~allowed, float("-inf"))
+
+
+@torch.inference_mode()
+def transliterate(
+    model: T5ForConditionalGeneration,
+    lines: Sequence[tuple[Sequence[str], str]],
+    *,
+    compact: bool = True,
+    beams: int = 1,
+    batch_size: int = 64,
+) -> list[tuple[list[str], float]]:
+    """Transliterate lines with a KV cache, batched by length.
+
+    Args:
+        model: a trained transliterator.
+        lines: (signs, language) of each line; a line without signs gives no pieces.
+        compact: the sign encoding that the model was trained with.
+        beams: 1 is greedy.
+        batch_size: lines decoded together.
+
+    Returns:
+        For each line its pieces, one per sign, and the mean log probability per id of the decoded sequence.
+    """
+    results: list[tuple[list[str], float]] = [([], 0.0)] * len(lines)
+    order = sorted((i for i, (signs, _) in enumerate(lines) if signs), key=lambda i: len(lines[i][0]))
+    for first in range(0, len(order), batch_size):
+        rows = order[first : first + batch_size]
+        sources = [encode_signs(*lines[i], compact=compact) for i in rows]
+        source_BL, mask_BL = pad(sources, PAD), pad([[1] * len(s) for s in sources], 0)
+        counts = [len(lines[i][0]) for i in rows]
+        output = _generate(model, source_BL, mask_BL, counts, beams)
+        for row, i in enumerate(rows):
+            pieces = decode_pieces(output["ids"][row])
+            results[i] = (pieces + [""] * (counts[row] - len(pieces)), output["scores"][row])
+    return results
+
+
+def pad(rows: Sequence[Sequence[int]], value: int) -> torch.Tensor:
+    """Return rows of ids as one int64 tensor (B, longest), padded on the right with ``value``."""
+    longest = max(map(len, rows))
+    return torch.tensor([[*row, *[value] * (longest - len(row))] for row in rows])
+
+
+def _generate(
+    model: T5ForConditionalGeneration, source_BL: torch.Tensor, mask_BL: torch.Tensor, counts: list[int], beams: int
+) -> dict[str, list[Any]]:
+    device = model.device
+    output = model.generate(
+        input_ids=source_BL.to(device),
+        attention_mask=mask_BL.to(device),
+        logits_processor=LogitsProcessorList([SentinelOrder(counts, beams)]),
+        num_beams=beams,
+        do_sample=False,
+        max_new_tokens=max(counts) * 8 + 32,
+        return_dict_in_generate=True,
+        output_scores=True,
+    )
+    ids = output.sequences[:, 1:]
+    scores = model.compute_transition_scores(
+        output.sequences, output.scores, getattr(output, "beam_indices", None), normalize_logits=True
+    )
+    scores = torch.where(torch.isfinite(scores), scores, 0.0)
+    lengths = (ids != PAD).sum(1).clamp(min=1)
+    return {"ids": ids.tolist(), "scores": (scores.sum(1) / lengths).tolist()}
+
+
+def clean(pieces: Sequence[str]) -> str:
+    """Join pieces to a line of text."""
+    return re.sub(r"\s+", " ", "".join(pieces)).strip()

@@ -1,0 +1,93 @@
+"""Decide what each lever becomes on this machine for this stage: it acts, or it is refused with the reason.
+
+Nothing that was asked for is dropped in silence. With ``strict: true`` every refusal is a `LeverError`; otherwise the lever
+falls back to the next best, and the table that the run prints and ``levers.json`` say so.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from dubsar.configs.blocks import Efficiency
+from dubsar.pipelines.levers.table import LEVERS, Lever
+
+
+class LeverError(ValueError):
+    """A lever was asked for that cannot act here, and the config says ``strict: true``."""
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """What was asked of one lever, what it became, and why where the two differ."""
+
+    lever: str
+    exactness: str
+    asked: Any
+    resolved: Any
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """All levers of a run."""
+
+    rows: tuple[Resolution, ...]
+
+    def __getitem__(self, lever: str) -> Any:
+        return next(row.resolved for row in self.rows if row.lever == lever)
+
+    def to_list(self) -> list[dict[str, Any]]:
+        """Return plain rows for ``levers.json``."""
+        return [asdict(row) for row in self.rows]
+
+
+def resolve(efficiency: Efficiency, stage: str, *, cuda: bool | None = None) -> Resolved:
+    """Resolve a stage's efficiency block.
+
+    Args:
+        efficiency: the block as configured.
+        stage: stage name.
+        cuda: whether a CUDA device is used; found out where None.
+
+    Raises:
+        LeverError: a lever cannot act and ``strict`` is set, or fp16 is asked of ByT5 (which diverges: always refused).
+    """
+    cuda = torch.cuda.is_available() if cuda is None else cuda
+    rows = []
+    for lever in LEVERS:
+        asked = getattr(efficiency, lever.name)
+        asked = asked.model_dump() if hasattr(asked, "model_dump") else asked
+        resolved, why = (asked, "") if asked == lever.off else _decide(lever, asked, stage, cuda)
+        if why and efficiency.strict:
+            raise LeverError(f"efficiency.{lever.name}: {asked!r} cannot act here: {why} (strict: true)")
+        rows.append(Resolution(lever.name, lever.exactness, asked, resolved, why))
+    return Resolved(tuple(rows))
+
+
+def _decide(lever: Lever, asked: Any, stage: str, cuda: bool) -> tuple[Any, str]:
+    """Return what a lever that was asked for becomes, and the reason where that is something else."""
+    if lever.unavailable:
+        return lever.off, lever.unavailable
+    if stage not in lever.stages:
+        return lever.off, f"has nothing to act on in stage {stage}"
+    match lever.name, asked:
+        case "precision", "fp16" if stage == "transliterate":
+            raise LeverError("efficiency.precision: 'fp16' is refused for ByT5: the T5 family diverges in float16; use bf16")
+        case "precision", "fp16" if not cuda:
+            return "fp32", "float16 autocast needs CUDA: on a CPU it would silently become bf16"
+        case "precision", "bf16" if cuda and not torch.cuda.is_bf16_supported():
+            return "fp32", "this GPU has no bf16 kernels"
+        case "attention", "flash" if stage == "transliterate":
+            return "sdpa", "FlashAttention-2 takes no additive mask, which T5's relative position bias needs"
+        case "attention", "flash" if not cuda:
+            return "sdpa", "FlashAttention kernels need CUDA; scaled_dot_product_attention picks the best that is here"
+        case "attention", "flex":
+            return "sdpa", "the FlexAttention path is not built yet"
+        case "packing", "pack" | "auto":
+            return "bucket", "document masks are not built yet; length-sorted token budgets get most of what packing gets"
+        case "checkpointing", "selective":
+            return "full", "no selective policy is built yet"
+        case "compile_mode", "reduce-overhead" if not cuda:
+            return "default", "reduce-overhead is CUDA graphs, which need CUDA"
+    return asked, ""

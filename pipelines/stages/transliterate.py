@@ -1,0 +1,273 @@
+"""Transliteration: a line's signs in, its text out, by a ByT5 that knows which sign it is reading.
+
+It learns the reading of each sign in context (values, logograms, determinatives, word division) from line pairs; the
+sentinel alignment is described in `dubsar.models.transliterator`.
+
+    dubsar train transliterate                          # configs/transliterate.yaml
+    dubsar train transliterate --config configs/debug/transliterate.yaml
+    dubsar evaluate transliterate --split test
+
+Reads ``akkadian-oracc-lines`` and ``hittite-lines`` below the data root; writes ``runs/transliterate/<name>/``.
+"""
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from dubsar.configs.schema import TransliterateConfig, TransliterateData
+from dubsar.datasets.alignment import ReadingTable, align
+from dubsar.datasets.lines import LinePair, read_line_pairs
+from dubsar.datasets.sources import data_root
+from dubsar.datasets.text import CANONICAL_FORM
+from dubsar.models.checkpoint import load_model, save_model
+from dubsar.models.transliterator import (
+    IGNORED,
+    PAD,
+    SENTINELS,
+    Size,
+    build_transliterator,
+    clean,
+    encode_pieces,
+    encode_signs,
+    load_pretrained,
+    pad,
+    transliterate,
+)
+from dubsar.pipelines.levers.resolve import Resolved, resolve
+from dubsar.pipelines.metrics import TextScores, score_text
+from dubsar.pipelines.optim import build_optimizer
+from dubsar.pipelines.training import RunFolder, build_trainer, commit, hardware
+
+LICENCE = "Weights: CC BY-SA 4.0. Data: Oracc CC0; TLHdig CC BY 4.0; UD_Hittite-HitTB CC BY-SA 4.0."
+
+
+@dataclass(frozen=True)
+class Example:
+    """One line: code points, one piece of text per sign, and the three-letter language."""
+
+    signs: tuple[str, ...]
+    pieces: tuple[str, ...]
+    language: str
+
+
+class TransliterateSystem(L.LightningModule):  # type: ignore[misc]
+    """Cross-entropy per target id, summed over the step's ids and divided by their number."""
+
+    def __init__(self, network: Any, dev: dict[str, list[LinePair]], config: TransliterateConfig, levers: Resolved) -> None:
+        super().__init__()
+        self.network, self.dev, self.config, self.levers = network, dev, config, levers
+        self.compact = config.model.sign_encoding == "compact"
+
+    def training_step(self, batch: dict[str, torch.Tensor], _: int) -> torch.Tensor:
+        """Return the mean loss over target ids; logits go to float32 before the softmax."""
+        logits_BTV = self.network(
+            input_ids=batch["source_BL"], attention_mask=batch["mask_BL"], decoder_input_ids=batch["decoder_BT"]
+        ).logits.float()
+        loss = torch.nn.functional.cross_entropy(logits_BTV.flatten(0, 1), batch["target_BT"].flatten(), ignore_index=IGNORED)
+        self.log("train/loss", loss)
+        return loss
+
+    def validation_step(self, batch: torch.Tensor, _: int) -> None:
+        """Decode dev lines greedily, source by source; ``val/cer`` is the mean over sources."""
+        rates = []
+        for source, lines in self.dev.items():
+            scores = score_lines(self.network, lines, compact=self.compact)
+            self.log_dict({f"val/cer_{source}": scores.cer, f"val/ser_{source}": scores.ser})
+            rates.append(scores.cer)
+        self.log("val/cer", sum(rates) / len(rates))
+
+    def configure_optimizers(self) -> dict[str, Any]:
+        """AdamW with warm-up."""
+        fused = self.levers["fused_optimizer"]
+        return build_optimizer(self.network, self.config.optim, self.config.trainer.max_steps, fused=fused)
+
+    def configure_gradient_clipping(self, optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None) -> None:
+        """Clip here: Lightning's own clipping refuses fused AdamW under bf16."""
+        torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.config.trainer.clip_norm)
+
+
+class Lines(Dataset[dict[str, list[int]]]):
+    """Training lines, encoded anew each time: the first sentinel is random, and some lines get a random break."""
+
+    def __init__(self, examples: list[Example], *, compact: bool, broken_noise: float) -> None:
+        self.examples, self.compact, self.broken_noise = examples, compact, broken_noise
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __getitem__(self, index: int) -> dict[str, list[int]]:
+        """Return ids ``source`` and ``target`` of one line."""
+        example = self.examples[index]
+        signs, pieces = example.signs, example.pieces
+        start, draw, cut = torch.randint(0, SENTINELS, (3,)).tolist()
+        if draw < self.broken_noise * SENTINELS and len(signs) > 3:
+            signs, pieces = break_line(signs, pieces, cut % len(signs), 1 + cut % 4)
+        return {
+            "source": encode_signs(signs, example.language, start=start, compact=self.compact),
+            "target": encode_pieces(pieces, start=start),
+        }
+
+
+def break_line(
+    signs: tuple[str, ...], pieces: tuple[str, ...], first: int, count: int
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Replace ``count`` signs from ``first`` on by one lost stretch, in source and target alike."""
+    lost = " …" if first else "…"
+    return (
+        (*signs[:first], "…", *signs[first + count :]),
+        (*pieces[:first], lost, *pieces[first + count :]),
+    )
+
+
+class TokenBudget(Sampler[list[int]]):
+    """Batches of at most ``budget`` padded ids; with ``bucket`` lines of like length go together.
+
+    Lengths are sorted inside shuffled windows only, and batches are shuffled, so that no epoch runs from short to long.
+    """
+
+    def __init__(self, lengths: Sequence[int], budget: int, *, bucket: bool, seed: int) -> None:
+        self.lengths, self.budget, self.bucket, self.seed, self.epoch = lengths, budget, bucket, seed, 0
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Yield the batches of the next epoch."""
+        rng = random.Random(f"{self.seed}/{self.epoch}")
+        self.epoch += 1
+        order = list(range(len(self.lengths)))
+        rng.shuffle(order)
+        batches: list[list[int]] = []
+        for first in range(0, len(order), 4096):
+            window = order[first : first + 4096]
+            if self.bucket:
+                window.sort(key=lambda i: self.lengths[i])
+            batches += self._fill(window)
+        rng.shuffle(batches)
+        yield from batches
+
+    def _fill(self, order: list[int]) -> list[list[int]]:
+        batches: list[list[int]] = [[]]
+        longest = 0
+        for index in order:
+            longest = max(longest, self.lengths[index])
+            if batches[-1] and longest * (len(batches[-1]) + 1) > self.budget:
+                batches.append([])
+                longest = self.lengths[index]
+            batches[-1].append(index)
+        return [b for b in batches if b]
+
+
+def collate(rows: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
+    """Pad encoded lines to tensors (B, L) and (B, T); the decoder starts with `PAD`."""
+    sources, targets = [r["source"] for r in rows], [r["target"] for r in rows]
+    return {
+        "source_BL": pad(sources, PAD),
+        "mask_BL": pad([[1] * len(s) for s in sources], 0),
+        "decoder_BT": pad([[PAD, *t[:-1]] for t in targets], PAD),
+        "target_BT": pad(targets, IGNORED),
+    }
+
+
+def prepare(data: TransliterateData, root: Path) -> tuple[list[Example], dict[str, list[LinePair]]]:
+    """Read and align the training lines, and pick the dev lines that choose the checkpoint.
+
+    Returns:
+        Training examples, and dev lines per source (Hittite without Hurrian).
+    """
+    examples: list[Example] = []
+    dev: dict[str, list[LinePair]] = {}
+    for source in data.sources:
+        pairs = read_line_pairs(root, source, "train")[: data.limit or None]
+        table = ReadingTable.count((p.signs, p.translit) for p in pairs)
+        aligned = [_example(p, table) for p in pairs if len(p.signs) <= data.max_signs]
+        kept = [e for e in aligned if e is not None]
+        print(f"{source}: {len(kept)} of {len(pairs)} training lines used; the others are too long or cannot be aligned")
+        examples += kept * (data.hittite_repeat if source == "hittite" else 1)
+        dev_lines = [p for p in read_line_pairs(root, source, "dev") if p.language != "xhu"]
+        step = max(1, len(dev_lines) // data.val_lines) if data.val_lines else 1
+        dev[source] = dev_lines[::step]
+    return examples, dev
+
+
+def _example(pair: LinePair, table: ReadingTable) -> Example | None:
+    parts = align(pair.signs, pair.translit, table)
+    return Example(tuple(pair.signs), tuple(parts), pair.language[:3]) if parts else None
+
+
+def score_lines(network: Any, lines: list[LinePair], *, compact: bool, beams: int = 1) -> TextScores:
+    """Transliterate line pairs and score them in full."""
+    network.eval()
+    results = transliterate(network, [(tuple(p.signs), p.language[:3]) for p in lines], compact=compact, beams=beams)
+    return score_text([clean(pieces) for pieces, _ in results], [p.translit for p in lines])
+
+
+def build(config: TransliterateConfig, levers: Resolved) -> tuple[TransliterateSystem, DataLoader[Any]]:
+    """Turn the config into a system and its training batches."""
+    model, data = config.model, config.data
+    network = build_network(config, attention="sdpa" if levers["attention"] == "sdpa" else "eager")
+    if levers["checkpointing"] == "full":
+        network.gradient_checkpointing_enable({"use_reentrant": False})
+    if levers["compile"] == "full":
+        network.compile(mode=levers["compile_mode"], dynamic=False)
+    elif levers["compile"] == "per_block":
+        for block in (*network.encoder.block, *network.decoder.block):
+            block.compile(mode=levers["compile_mode"])
+    examples, dev = prepare(data, data_root())
+    lines = Lines(examples, compact=model.sign_encoding == "compact", broken_noise=data.broken_noise)
+    lengths = [sum(map(len, lines[i].values())) for i in range(len(lines))]
+    sampler = TokenBudget(lengths, data.batch_tokens, bucket=levers["packing"] == "bucket", seed=config.trainer.seed)
+    loader = DataLoader(lines, batch_sampler=sampler, collate_fn=collate, num_workers=config.trainer.workers)
+    return TransliterateSystem(network, dev, config, levers), loader
+
+
+def build_network(config: TransliterateConfig, attention: str = "eager") -> Any:
+    """Build the network that a config describes, with random or pretrained weights."""
+    model = config.model
+    if model.pretrained:
+        return load_pretrained(model.pretrained, attention)
+    size = Size(
+        model.d_model, model.d_kv, model.d_ff, model.heads, model.encoder_layers, model.decoder_layers, model.dropout
+    )
+    return build_transliterator(size, attention)
+
+
+def load_transliterator(path: Path) -> tuple[Any, TransliterateConfig]:
+    """Load trained weights in evaluation mode, with the config that they were trained by."""
+    file = load_model(path, "transliterate")
+    config = TransliterateConfig.model_validate_json(__import__("json").dumps(file.card["config"]))
+    network = build_network(config)
+    network.load_state_dict(file.state)
+    return network.eval(), config
+
+
+def run(config: TransliterateConfig, folder: RunFolder, *, resume: bool = False) -> dict[str, float]:
+    """Train, keep the weights that are best on dev, write them, and return their dev scores."""
+    levers = resolve(config.efficiency, "transliterate")
+    system, loader = build(config, levers)
+    trainer = build_trainer(config, folder, levers, monitor="val/cer", mode="min")
+    trainer.fit(system, loader, _once(), ckpt_path=str(folder.last) if resume else None, weights_only=True)
+    best = torch.load(folder.checkpoints / "best.ckpt", weights_only=True)["state_dict"]
+    system.load_state_dict(best)
+    scores = {
+        source: score_lines(system.network, lines, compact=system.compact).to_dict() for source, lines in system.dev.items()
+    }
+    card = {
+        "stage": "transliterate",
+        "config": config.model_dump(mode="json"),
+        "text_form": CANONICAL_FORM,
+        "metrics": {"dev": scores},
+        "commit": commit(),
+        "hardware": hardware(),
+        "licence": LICENCE,
+    }
+    save_model(folder.path / "transliterate", system.network.state_dict(), card)
+    return {f"{source}/{k}": v for source, s in scores.items() for k, v in s.items()}
+
+
+def _once() -> DataLoader[Any]:
+    """One validation batch: the system holds the dev lines itself, decoding batches them by length."""
+    return DataLoader(torch.zeros(1, 1))  # type: ignore[arg-type]
