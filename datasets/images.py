@@ -2,7 +2,8 @@
 
 What it settles once, because each library settles it differently: EXIF orientation is applied; 16-bit grey is scaled to
 its own range (``convert("RGB")`` would clip it to two levels); CMYK and ICC profiles go to sRGB; alpha is laid on
-neutral grey; only the first page of a multi-page file is read; the size is checked from the header before a pixel is decoded.
+neutral grey; only the first page of a multi-page file is read; the size is checked from the header before a pixel is
+decoded.
 """
 
 import io

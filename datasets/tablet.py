@@ -1,8 +1,8 @@
 """The tablet model: what a photograph was read as, and what every format converts to and from.
 
 Tablet > Face > Line > Sign, all frozen. Boxes are ``(x0, y0, x1, y1)`` in pixels of the file *as stored on disk*
-(before any EXIF rotation), origin at the top left, x1 and y1 exclusive. A sign keeps its ranked candidates, so nothing that a later
-reader could need is thrown away when one reading is chosen.
+(before any EXIF rotation), origin at the top left, x1 and y1 exclusive. A sign keeps its ranked candidates, so nothing
+that a later reader could need is thrown away when one reading is chosen.
 
 JSON carries ``schema_version``; a file of another major version is refused rather than guessed at.
 """

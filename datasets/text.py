@@ -3,7 +3,7 @@
 One spelling for what editors write in several ways, so that equal readings compare equal: NFC; ``ḫ`` U+1E2B for every
 breve-below spelling; index digits as subscripts; ``{ }`` for determinatives, ``[ ]`` for lost text, ``⸢ ⸣`` for damage;
 ``…`` for a gap. NFKC is never applied: it would turn a₂ into a2. `CANONICAL_FORM` names the form and is stored with
-weights. An index is any digits right after a letter, so ``d10`` (the god) becomes ``d₁₀``; a number alone stays a number.
+weights. An index is any digits right after a letter, so ``d10`` (the god) becomes ``d₁₀``; a number alone stays one.
 """
 
 import re

@@ -90,11 +90,7 @@ class Size:
 
 
 def build_transliterator(size: Size, attention: str = "eager") -> T5ForConditionalGeneration:
-    """Build a ByT5 of an own size with untied embeddings and a first loss near ln 384.
-
-    Transformers ties the embeddings of a T5 that it builds; tied and at the standard initialisation the first loss is 164.
-    ``initializer_factor=0.05`` mends it.
-    """
+    """Build a ByT5 of an own size with random weights."""
     config = T5Config(
         vocab_size=VOCABULARY,
         d_model=size.d_model,
@@ -105,8 +101,7 @@ def build_transliterator(size: Size, attention: str = "eager") -> T5ForCondition
         num_decoder_layers=size.decoder_layers,
         dropout_rate=size.dropout,
         feed_forward_proj="gated-gelu",
-        tie_word_embeddings=True,
-        initializer_factor=0.05,
+        tie_word_embeddings=True,  # False would also drop the output scaling: first loss 164 instead of ln 384 = 5.95
         pad_token_id=PAD,
         eos_token_id=END,
         decoder_start_token_id=PAD,

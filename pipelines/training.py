@@ -14,6 +14,7 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback, EMAWeightAveraging, ModelCheckpoint, RichProgressBar, StochasticWeightAveraging
 from lightning.pytorch.loggers import TensorBoardLogger
+from torch.utils.data import DataLoader
 
 from dubsar.configs.base import dump
 from dubsar.configs.blocks import Efficiency, Trainer
@@ -193,6 +194,11 @@ class MetricsLog(Callback):  # type: ignore[misc]
 
 def _numbers(metrics: Any, prefix: str) -> dict[str, float]:
     return {k: float(v) for k, v in metrics.items() if k.startswith(prefix)}
+
+
+def one_batch() -> DataLoader[Any]:
+    """Return one empty validation batch, for systems that hold their dev set themselves and batch it their own way."""
+    return DataLoader(torch.zeros(1, 1))  # type: ignore[arg-type]
 
 
 def commit() -> str:

@@ -2,7 +2,8 @@
 
 A box that cannot be right (swapped corners, no area, outside the picture, not finite, unknown class) is refused with
 file and line. With ``ignore_unknown`` that one *box* is dropped and listed instead, and the total is counted; the rest
-of the picture stays. A box that stands twice is counted once; two labels on one box are a conflict, and the first is kept.
+of the picture stays. A box that stands twice is counted once; two labels on one box are a conflict, and the first is
+kept.
 """
 
 import math

@@ -129,13 +129,16 @@ def _rows(path: Path, sieve: BoxCollector) -> list[_Row]:
     rows: list[_Row] = []
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file)
-        missing = [c for c in COLUMNS if c not in (reader.fieldnames or ())]
-        if missing:
-            raise ValueError(f"{path}:1: the header lacks {', '.join(missing)}; expected {', '.join(COLUMNS)}")
-        for cells in reader:
-            row = _parse(reader.line_num, cells, sieve)
-            if row is not None:
-                rows.append(row)
+        try:
+            missing = [c for c in COLUMNS if c not in (reader.fieldnames or ())]
+            if missing:
+                raise ValueError(f"{path}:1: the header lacks {', '.join(missing)}; expected {', '.join(COLUMNS)}")
+            for cells in reader:
+                row = _parse(reader.line_num, cells, sieve)
+                if row is not None:
+                    rows.append(row)
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise ValueError(f"{path}:{reader.line_num}: not a CSV file in UTF-8 ({error})") from error
     return rows
 
 
@@ -170,7 +173,7 @@ def _box(text: str) -> BoxXYXY | None:
     try:
         values = json.loads(text)  # JSON's NaN and Infinity are read as floats and refused later
         x0, y0, x1, y1 = (float(v) for v in values)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         return None
     return x0, y0, x1, y1
 

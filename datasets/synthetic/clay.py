@@ -110,6 +110,33 @@ def fractal(
     return total_HW
 
 
+def bent(shape: GlyphShape, rng: np.random.Generator, amount: float = 0.035) -> GlyphShape:
+    """Move a sign's parts against each other as no two scribes place their wedges alike; its frame stays.
+
+    Args:
+        shape: the sign.
+        rng: source of randomness.
+        amount: standard deviation of the shifts, as a share of the sign's width and height.
+    """
+    rows, columns = shape.distance_HW.shape
+    xs, ys = [round(columns * k / 3) for k in range(4)], [round(rows * k / 3) for k in range(4)]
+    shift = np.zeros((4, 4, 2))
+    shift[1:3, 1:3] = rng.normal(0, amount, (2, 2, 2)).clip(-3 * amount, 3 * amount) * (columns, rows)
+    points = [[(xs[i] + float(shift[j, i, 0]), ys[j] + float(shift[j, i, 1])) for i in range(4)] for j in range(4)]
+    mesh = [
+        (
+            (xs[i], ys[j], xs[i + 1], ys[j + 1]),
+            (*points[j][i], *points[j + 1][i], *points[j + 1][i + 1], *points[j][i + 1]),
+        )
+        for j in range(3)
+        for i in range(3)
+    ]
+    image = shape.image.transform(
+        (columns, rows), Image.Transform.MESH, mesh, Image.Resampling.BILINEAR, fillcolor=-float(PAD_PX)
+    )
+    return GlyphShape(np.asarray(image), shape.rise_px)
+
+
 def press(shape: GlyphShape, pose: Pose, stylus: Stylus) -> Impression:
     """Cut a sign's wedges: V-shaped grooves, deepest where the wedge is widest.
 
@@ -198,13 +225,18 @@ def _sunlit(height_HW: F32, towards: tuple[float, float], slope: float, steps: i
         there = (slice(max(0, dy), rows - max(0, -dy)), slice(max(0, dx), columns - max(0, -dx)))
         rise_HW = height_HW[there] - height_HW[here] - np.float32(slope * distance)
         np.maximum(over_HW[here], rise_HW, out=over_HW[here])
-    return 1 - np.clip(over_HW * np.float32(0.7), 0, 0.8)
+    return np.asarray(1 - np.clip(over_HW * np.float32(0.7), 0, 0.8))
+
+
+def blurred(map_HW: F32, size_px: int) -> F32:
+    """Average a map over squares of ``size_px``."""
+    return np.asarray(ndimage.uniform_filter(map_HW, size_px, mode="nearest"), np.float32)
 
 
 def surface_noise(rng: np.random.Generator, shape_HW: tuple[int, int], roughness: float) -> F32:
     """Make the unevenness of a clay surface: waves, grain and a few pits, heights in pixels."""
     relief_HW = fractal(rng, shape_HW, (24, 9, 3.5), 0.45) * np.float32(roughness)
-    relief_HW += noise(rng, shape_HW, 1) * np.float32(0.12 * roughness)
+    relief_HW += noise(rng, shape_HW, 1) * np.float32(0.2 * roughness)
     pits_HW = np.clip(noise(rng, shape_HW, 5) - np.float32(2.2), 0, 1.5)
     return np.asarray(relief_HW - pits_HW * np.float32(3.0 * roughness))
 
@@ -223,7 +255,7 @@ def paint_clay(rng: np.random.Generator, brightness_HW: F32, colour_3: F32) -> F
     Returns:
         (H, W, 3) float32, 0 to 255, not clipped.
     """
-    stain_HW = 1 + np.float32(rng.uniform(0.03, 0.1)) * fractal(rng, _shape(brightness_HW), (60, 14, 3), 0.6)
+    stain_HW = 1 + np.float32(rng.uniform(0.03, 0.09)) * fractal(rng, _shape(brightness_HW), (11, 37, 4), 0.7)
     contrast = np.float32(rng.uniform(0.9, 1.35))
     tone_HW = np.power(np.clip(brightness_HW, 0, 2) / np.float32(0.75), contrast) * stain_HW
     tint = rng.uniform(-0.05, 0.15)  # shadows of clay lose blue first

@@ -1,11 +1,11 @@
 """Sign shapes from fonts that are installed on the machine: no font is shipped with dubsar.
 
-Three sources: "Assyrian" (Neo-Assyrian shapes in private-use code points, mapped by the table ``assyrian_font.tsv`` of the
-sign list), Noto Sans Cuneiform (all Unicode signs, monumental Ur III-like shapes), and users' own Unicode fonts.
+Three sources: "Assyrian" (Neo-Assyrian shapes in private-use code points, mapped by the table ``assyrian_font.tsv`` of
+the sign list), Noto Sans Cuneiform (all Unicode signs, monumental Ur III-like shapes), and users' own Unicode fonts.
 
-**No font in a registry has Hittite sign shapes.** AN, LU₂, WA or DUMU of Noto look nothing like those of a Hittite tablet:
-pictures rendered with these fonts help a detector and a Neo-Assyrian classifier, and mislead a Hittite classifier. Users
-who have a font with Hittite shapes should bring it (`load_font`).
+**No font in a registry has Hittite sign shapes.** AN, LU₂, WA or DUMU of Noto look nothing like those of a Hittite
+tablet: pictures rendered with these fonts help a detector and a Neo-Assyrian classifier, and mislead a Hittite
+classifier. Users who have a font with Hittite shapes should bring it (`load_font`).
 
 Glyphs are never mirrored here or anywhere else: a flipped sign is another sign.
 """
@@ -58,12 +58,12 @@ class GlyphShape:
     @property
     def width_px(self) -> int:
         """Width of the ink."""
-        return self.distance_HW.shape[1] - 2 * PAD_PX
+        return int(self.distance_HW.shape[1]) - 2 * PAD_PX
 
     @property
     def height_px(self) -> int:
         """Height of the ink."""
-        return self.distance_HW.shape[0] - 2 * PAD_PX
+        return int(self.distance_HW.shape[0]) - 2 * PAD_PX
 
     @cached_property
     def image(self) -> Image.Image:
@@ -165,7 +165,7 @@ class GlyphFont:
             return self._fallback._draw(glyph, height_px)
         scale, middle = self._metrics
         font = self._at(max(1, round(height_px * scale)))
-        mask, (dx, dy) = font.getmask2(text, mode="L", anchor="ls")
+        mask, (_, dy) = font.getmask2(text, mode="L", anchor="ls")
         ink_HW = np.frombuffer(bytes(mask), np.uint8).reshape(mask.size[1], mask.size[0])
         rows, columns = np.flatnonzero(ink_HW.any(1)), np.flatnonzero(ink_HW.any(0))
         if not rows.size:
@@ -292,8 +292,12 @@ def available_fonts(
     Raises:
         FontError: none is found (the packages are named), or one of ``extra`` is not readable.
     """
-    fonts, missing = [load_font(path) for path in extra], []
-    for load in ([lambda: load_assyrian(table, folders)] if table is not None else []) + [lambda: load_noto(folders)]:
+    fonts = [load_font(path) for path in extra]
+    missing: list[str] = []
+    loaders: list[Callable[[], GlyphFont]] = [lambda: load_noto(folders)]
+    if table is not None:
+        loaders.insert(0, lambda: load_assyrian(table, folders))
+    for load in loaders:
         try:
             fonts.append(load())
         except FontError as error:
@@ -329,7 +333,7 @@ def _distance(ink_HW: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
     signed_HW = ndimage.distance_transform_edt(inside_HW) - ndimage.distance_transform_edt(~inside_HW)
     rows, columns = signed_HW.shape[0] // 2, signed_HW.shape[1] // 2
     halved_HW = signed_HW.reshape(rows, 2, columns, 2).mean((1, 3)) / _OVERSAMPLE
-    return halved_HW.astype(np.float32)
+    return np.asarray(halved_HW, np.float32)
 
 
 def _bound(cache: dict[Any, Any], limit: int = _CACHE_LIMIT) -> None:

@@ -1,8 +1,8 @@
 """Where everything is on a synthetic tablet: faces on the picture, lines on the faces, signs in the lines, and breaks.
 
-A plan holds geometry only, in pixels of the picture; `scene.py` paints it. Lines are dense and signs nearly touch, as on
-real tablets; each line is slanted and bent a little, and each sign is turned with it, so that boxes taken from the pressed
-signs are exact.
+A plan holds geometry only, in pixels of the picture; `scene.py` paints it. Lines are dense and signs nearly touch, as
+on real tablets; each line is slanted and bent a little, and each sign is turned with it, so that boxes taken from the
+pressed signs are exact.
 """
 
 import math
@@ -47,10 +47,11 @@ class Style:
 
 @dataclass(frozen=True)
 class PlacedSign:
-    """A glyph with its place; `LOST` as glyph is a lost stretch."""
+    """A glyph with its place; `LOST` as glyph is a lost stretch. ``hand`` seeds the shape that the scribe gave it."""
 
     glyph: str
     pose: Pose
+    hand: int = 0
 
 
 @dataclass(frozen=True)
@@ -94,9 +95,9 @@ def draw_style(rng: np.random.Generator, font: GlyphFont, sign_height_px: tuple[
     height = float(rng.uniform(*sign_height_px))
     return Style(
         sign_height_px=height,
-        pitch_px=height * float(rng.uniform(1.02, 1.28)),
-        condense=float(rng.uniform(0.95, 1.35)) / font.aspect,
-        gap=float(rng.uniform(-0.02, 0.14)),
+        pitch_px=height * float(rng.uniform(1.0, 1.25)),
+        condense=float(rng.uniform(1.0, 1.5)) / font.aspect,
+        gap=float(rng.uniform(0.02, 0.16)),
         shear=float(rng.normal(0, 0.05)),
         tilt=float(rng.normal(0, 0.015)),
         bend=float(rng.normal(0, 0.012)),
@@ -304,7 +305,7 @@ def _place(
             shear=style.shear + float(rng.normal(0, 0.02)),
             angle=angle + float(rng.normal(0, 0.012)),
         )
-        signs.append(PlacedSign(glyph, pose))
+        signs.append(PlacedSign(glyph, pose, int(rng.integers(1 << 31))))
         x += (width + gap) * squeeze + extra
     return tuple(signs)
 

@@ -1,8 +1,8 @@
 """Synthetic tablets with exact boxes, reading order and text: pressed, broken, lit and photographed.
 
-A picture is made as a tablet is: a rounded body of clay, wedges pressed into it, pieces broken off, a lamp (from the upper
-left, 315 degrees, by the field's convention), a camera. Boxes are those of the visible ink, taken from the pressed signs
-themselves, so that they are exact whatever the slant and bend of the line.
+A picture is made as a tablet is: a rounded body of clay, wedges pressed into it, pieces broken off, a lamp (from the
+upper left, 315 degrees, by the field's convention), a camera. Boxes are those of the visible ink, taken from the
+pressed signs themselves, so that they are exact whatever the slant and bend of the line.
 
 No font has Hittite sign shapes: see `glyphs.py`.
 """
@@ -14,29 +14,29 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageDraw
-from scipy import ndimage
+from PIL import Image
 
 from dubsar.datasets.synthetic import photo
+from dubsar.datasets.synthetic.body import Mask, masks, median_height, press_ruling, relief
 from dubsar.datasets.synthetic.clay import (
     F32,
     Light,
+    Pose,
     Stylus,
+    bent,
+    blurred,
     clay_colour,
-    fractal,
-    noise,
     paint_clay,
     press,
     shade,
     stamp,
     surface_noise,
 )
-from dubsar.datasets.synthetic.glyphs import FontError, GlyphFont
+from dubsar.datasets.synthetic.glyphs import REFERENCE_PX, FontError, GlyphFont, GlyphShape
 from dubsar.datasets.synthetic.layout import (
     MAX_FACES,
     FacePlan,
     PlacedLine,
-    Polygon,
     damage_of,
     draw_style,
     fitted,
@@ -44,14 +44,14 @@ from dubsar.datasets.synthetic.layout import (
     place_faces,
     plan_face,
 )
-from dubsar.datasets.synthetic.sentences import LOST, attested_text, corpus_lines
+from dubsar.datasets.synthetic.sentences import COMMON_SIGNS, LOST, attested_text, corpus_lines
 from dubsar.datasets.tablet import BoxXYXY, Candidate, Face, Line, Sign, Tablet
 
 PROVENANCE = "synthetic"
 
 _FACE_ODDS = (0.34, 0.26, 0.14, 0.1, 0.08, 0.08)
-_MIN_INK_PX = 12  # fewer visible pixels of ink are no sign
-_Mask = npt.NDArray[np.bool_]
+_MIN_SHARE = 0.08  # less of a sign than this is taken for none
+_MIN_INK_PX = 12  # and so are fewer visible pixels of ink
 
 
 @dataclass(frozen=True)
@@ -150,8 +150,12 @@ def plan_tablet(
     n_faces = faces if faces is not None else 1 + int(rng.choice(MAX_FACES, p=_FACE_ODDS))
     places = place_faces(rng, size, n_faces)
     plans = tuple(plan_face(rng, name, box, style, font, source) for name, box in places)
-    stylus = Stylus(float(rng.uniform(0.8, 3.2)), float(rng.uniform(0.7, 1.4)), float(rng.uniform(4, 8)))
-    return TabletPlan(seed, size, font, plans, stylus, draw_light(rng, light_deg))
+    return TabletPlan(seed, size, font, plans, draw_stylus(rng), draw_light(rng, light_deg))
+
+
+def draw_stylus(rng: np.random.Generator) -> Stylus:
+    """Draw how wide and deep the wedges of a hand are."""
+    return Stylus(float(rng.uniform(1.5, 6.5)), float(rng.uniform(0.6, 1.2)), float(rng.uniform(7, 12)))
 
 
 def draw_light(rng: np.random.Generator, light_deg: float | None = None) -> Light:
@@ -165,13 +169,13 @@ def paint_tablet(plan: TabletPlan) -> SyntheticTablet:
     """Paint a plan and label what remains visible of its signs."""
     rng = np.random.default_rng((plan.seed, 1))
     width, height = plan.size
-    body_HW, gone_HW = _masks(plan)
+    body_HW, gone_HW = masks(plan.size, plan.faces)
     groove_HW = np.zeros((height, width), np.float32)
     faces = tuple(_press_face(plan, face, groove_HW, body_HW & ~gone_HW) for face in plan.faces)
     for face in plan.faces:
         for line in face.rulings:
-            _rule(groove_HW, line, 0.06 * _median_height(face))
-    height_HW = _relief(rng, plan, body_HW, gone_HW, groove_HW)
+            press_ruling(groove_HW, line, 0.06 * median_height(face))
+    height_HW = relief(rng, plan.faces, body_HW, gone_HW, groove_HW)
     rgb_HW3 = paint_clay(rng, shade(height_HW, plan.light), clay_colour(rng))
     rgb_HW3 = photo.number(rng, rgb_HW3, [f.box_px for f in plan.faces if not f.lines])
     rgb_HW3 = photo.on_ground(rng, rgb_HW3, body_HW)
@@ -185,6 +189,49 @@ def paint_tablet(plan: TabletPlan) -> SyntheticTablet:
         provenance={"renderer": PROVENANCE, "font": plan.font.name, "light_deg": f"{plan.light.azimuth_deg:.1f}"},
     )
     return SyntheticTablet(photo.develop(rng, rgb_HW3), tablet)
+
+
+def render_sign(
+    glyph: str,
+    font: GlyphFont,
+    rng: np.random.Generator,
+    size_px: int = 64,
+    *,
+    neighbours: Sequence[str] = COMMON_SIGNS,
+    keep_aspect: bool = True,
+) -> npt.NDArray[np.uint8]:
+    """Render one sign as a crop of a photograph: random hand, light, clay, margin, and parts of the signs around it.
+
+    Args:
+        glyph: the sign.
+        font: has to cover it.
+        rng: source of randomness.
+        size_px: side of the crop.
+        neighbours: signs that may stand beside, above and below; those that the font lacks are left out. Empty = none.
+        keep_aspect: True: the sign's longer side fills the crop; False: its box is stretched to fill it.
+
+    Returns:
+        (size_px, size_px, 3) uint8.
+
+    Raises:
+        FontError: the font does not cover the sign.
+    """
+    shape = font.shape(glyph)
+    stylus = draw_stylus(rng)
+    pose = _crop_pose(rng, shape, font, size_px, keep_aspect)
+    groove_HW = np.zeros((size_px, size_px), np.float32)
+    stamp(groove_HW, press(bent(shape, rng), pose, stylus))
+    for other, place in _around(rng, shape, pose, font, neighbours):
+        stamp(groove_HW, press(other, place, stylus))
+    height_HW = surface_noise(rng, (size_px, size_px), float(rng.uniform(0.15, 0.9)))
+    slope_x, slope_y = rng.normal(0, 0.12, 2)
+    ramp = np.arange(size_px, dtype=np.float32)
+    height_HW += ramp * np.float32(slope_x) + ramp[:, None] * np.float32(slope_y)
+    height_HW += np.float32(0.3) * blurred(groove_HW, 7) - groove_HW * np.float32(rng.uniform(0.7, 1))
+    rgb_HW3 = paint_clay(rng, shade(height_HW, draw_light(rng)), clay_colour(rng))
+    if rng.random() < 0.08:  # a crop at the rim of the tablet
+        rgb_HW3 = photo.on_ground(rng, rgb_HW3, _rim(rng, size_px))
+    return photo.develop(rng, rgb_HW3, (0.0, 1.6))
 
 
 def write_tablets(
@@ -226,29 +273,7 @@ def write_tablets(
     return paths
 
 
-def _masks(plan: TabletPlan) -> tuple[_Mask, _Mask]:
-    """Where there is clay, and where its surface is broken away."""
-    width, height = plan.size
-    body_HW, gone_HW = np.zeros((height, width), bool), np.zeros((height, width), bool)
-    for face in plan.faces:
-        x0, y0, x1, y1 = face.box_px
-        clay, gone = Image.new("L", (x1 - x0, y1 - y0)), Image.new("L", (x1 - x0, y1 - y0))
-        _fill(clay, face.outline, face.box_px, 1)
-        for polygon in face.cuts:
-            _fill(clay, polygon, face.box_px, 0)
-        for polygon in face.breaks:
-            _fill(gone, polygon, face.box_px, 1)
-        body_HW[y0:y1, x0:x1] |= np.asarray(clay, bool)
-        gone_HW[y0:y1, x0:x1] |= np.asarray(gone, bool)
-    return body_HW, gone_HW
-
-
-def _fill(image: Image.Image, polygon: Polygon, box_px: tuple[int, int, int, int], value: int) -> None:
-    points = polygon - np.array(box_px[:2])
-    ImageDraw.Draw(image).polygon([(float(x), float(y)) for x, y in points], fill=value)
-
-
-def _press_face(plan: TabletPlan, face: FacePlan, groove_HW: F32, visible_HW: _Mask) -> Face:
+def _press_face(plan: TabletPlan, face: FacePlan, groove_HW: F32, visible_HW: Mask) -> Face:
     """Press a face's signs into ``groove_HW`` and label what is visible of them."""
     pressed = [_press_line(plan, line, groove_HW, visible_HW) for line in face.lines]
     seen = [k for k, line in enumerate(pressed) if any(s.box is not None for s in line.signs)]
@@ -259,18 +284,19 @@ def _press_face(plan: TabletPlan, face: FacePlan, groove_HW: F32, visible_HW: _M
     return Face(name=face.name, box=(float(x0), float(y0), float(x1), float(y1)), lines=lines)
 
 
-def _press_line(plan: TabletPlan, line: PlacedLine, groove_HW: F32, visible_HW: _Mask) -> Line:
+def _press_line(plan: TabletPlan, line: PlacedLine, groove_HW: F32, visible_HW: Mask) -> Line:
     signs: list[Sign] = []
     lost: list[bool] = []
     for k, placed in enumerate(line.signs):
         box, share = None, 0.0
         if placed.glyph != LOST:
-            mark = press(plan.font.shape(placed.glyph), placed.pose, plan.stylus)
+            shape = bent(plan.font.shape(placed.glyph), np.random.default_rng(placed.hand))
+            mark = press(shape, placed.pose, plan.stylus)
             rows, columns, patch_HW = stamp(groove_HW, mark)
             ink_HW = patch_HW > 0
             seen_HW = ink_HW & visible_HW[rows, columns]
             share = float(seen_HW.sum()) / max(1, int((mark.depth_HW > 0).sum()))
-            box = _box_of(seen_HW, columns.start, rows.start)
+            box = _box_of(seen_HW, columns.start, rows.start) if share >= _MIN_SHARE else None
         damage = damage_of(share)
         lost.append(damage == "broken")
         if box is not None:
@@ -282,49 +308,56 @@ def _press_line(plan: TabletPlan, line: PlacedLine, groove_HW: F32, visible_HW: 
     return Line(label="", signs=tuple(signs), text=attested_text(line.text, lost), provenance=PROVENANCE)
 
 
-def _box_of(ink_HW: _Mask, x0: int, y0: int) -> BoxXYXY | None:
+def _box_of(ink_HW: Mask, x0: int, y0: int) -> BoxXYXY | None:
     if int(ink_HW.sum()) < _MIN_INK_PX:
         return None
     rows, columns = np.flatnonzero(ink_HW.any(1)), np.flatnonzero(ink_HW.any(0))
     return float(x0 + columns[0]), float(y0 + rows[0]), float(x0 + columns[-1] + 1), float(y0 + rows[-1] + 1)
 
 
-def _rule(groove_HW: F32, line: Polygon, width_px: float) -> None:
-    """Press a ruling along a polyline (in place)."""
-    height, width = groove_HW.shape
-    first, last = max(0, int(line[0, 0])), min(width, int(line[-1, 0]) + 1)
-    xs = np.arange(first, last)
-    ys = np.interp(xs, line[:, 0], line[:, 1])
-    top, bottom = max(0, int(ys.min() - width_px - 1)), min(height, int(ys.max() + width_px + 2))
-    if first >= last or top >= bottom:
-        return
-    distance_HW = np.abs(np.arange(top, bottom)[:, None] - ys[None, :])
-    depth_HW = np.clip(width_px - distance_HW, 0, None).astype(np.float32)
-    np.maximum(groove_HW[top:bottom, first:last], depth_HW, out=groove_HW[top:bottom, first:last])
+def _crop_pose(rng: np.random.Generator, shape: GlyphShape, font: GlyphFont, size_px: int, keep_aspect: bool) -> Pose:
+    """Pose that makes the sign's box, drawn a little loosely as annotators do, fill the crop."""
+    stretch = float(rng.uniform(0.8, 1.4)) / font.aspect
+    # low signs such as AŠ are often boxed with the height of the line
+    spare = max(0.0, REFERENCE_PX - shape.height_px) * (float(rng.uniform(0, 1)) if rng.random() < 0.5 else 0.0)
+    loose = 1 + float(rng.uniform(0, 0.3))
+    box_w, box_h = shape.width_px * stretch * loose, (shape.height_px + spare) * loose
+    scale = size_px / (max(box_w, box_h) if keep_aspect else box_h)
+    if not keep_aspect:
+        stretch *= box_h / box_w
+    x, y = size_px / 2 + rng.normal(0, 0.03, 2) * size_px
+    shear, angle = rng.normal(0, 0.07), rng.normal(0, 0.035)
+    return Pose(float(x), float(y), min(scale * REFERENCE_PX, 3.0 * size_px), stretch, float(shear), float(angle))
 
 
-def _median_height(face: FacePlan) -> float:
-    heights = [sign.pose.height_px for line in face.lines for sign in line.signs]
-    return float(np.median(heights)) if heights else 30.0
+def _around(
+    rng: np.random.Generator, shape: GlyphShape, pose: Pose, font: GlyphFont, neighbours: Sequence[str]
+) -> list[tuple[GlyphShape, Pose]]:
+    """Signs to the left and right, and of the lines above and below."""
+    unit = pose.height_px / REFERENCE_PX
+    pitch = float(rng.uniform(0.9, 1.25)) * pose.height_px
+    middle = pose.y + shape.rise_px * unit
+    placed: list[tuple[GlyphShape, Pose]] = []
+    for side, row in ((-1, 0), (1, 0), (-1, -1), (1, -1), (-1, 1), (1, 1)):
+        if not neighbours or rng.random() < (0.2 if row == 0 else 0.4):
+            continue
+        glyph = neighbours[int(rng.integers(len(neighbours)))]
+        if not font.covers(glyph):
+            continue
+        other = font.shape(glyph)
+        inner = (shape.width_px / 2 if row == 0 else 0) * pose.stretch * unit + float(
+            rng.uniform(0, 0.15)
+        ) * pose.height_px
+        x = pose.x + side * (inner + other.width_px / 2 * pose.stretch * unit)
+        y = middle + row * pitch - other.rise_px * unit
+        placed.append((other, Pose(x, y, pose.height_px, pose.stretch, pose.shear, pose.angle)))
+    return placed
 
 
-def _relief(rng: np.random.Generator, plan: TabletPlan, body_HW: _Mask, gone_HW: _Mask, groove_HW: F32) -> F32:
-    """Height map of all faces: rounded body, uneven surface, wedges with raised rims, breaks."""
-    height, width = body_HW.shape
-    small_HW = body_HW[::4, ::4]
-    inward_HW = ndimage.distance_transform_edt(np.pad(small_HW, 1))[1:-1, 1:-1].astype(np.float32) * 4
-    inward_HW = np.asarray(Image.fromarray(inward_HW).resize((width, height), Image.Resampling.BILINEAR))
-    smallest = min(min(f.box_px[2] - f.box_px[0], f.box_px[3] - f.box_px[1]) for f in plan.faces)
-    round_px = float(rng.uniform(0.1, 0.3)) * smallest
-    rim_HW = 1 - np.clip(inward_HW / np.float32(round_px), 0, 1)
-    relief_HW = np.sqrt(np.clip(1 - rim_HW * rim_HW, 0, 1)) * np.float32(round_px * rng.uniform(0.4, 0.8))
-    shape_HW = (height, width)
-    roughness = float(rng.uniform(0.12, 0.5))
-    wear_HW = np.clip(0.9 + np.float32(rng.uniform(0, 0.25)) * noise(rng, shape_HW, 70), 0.35, 1.0)
-    relief_HW += surface_noise(rng, shape_HW, roughness)
-    pressed_HW = groove_HW * wear_HW
-    bulge_HW = ndimage.uniform_filter(pressed_HW, 7, mode="nearest")
-    floor_HW = np.float32(-rng.uniform(2, 6)) + fractal(rng, shape_HW, (30, 10, 4, 2), 0.6) * np.float32(2.2)
-    broken_HW = ndimage.uniform_filter(gone_HW.astype(np.float32), 3)
-    written_HW = np.float32(0.3) * bulge_HW - pressed_HW
-    return np.asarray(relief_HW + written_HW * (1 - broken_HW) + floor_HW * broken_HW)
+def _rim(rng: np.random.Generator, size_px: int) -> Mask:
+    """A half plane that leaves out a corner or side of the crop."""
+    angle = rng.uniform(0, 2 * np.pi)
+    at = np.arange(size_px) - size_px / 2
+    wave = np.cumsum(rng.normal(0, 0.4, size_px))
+    far = np.cos(angle) * at[None, :] + np.sin(angle) * at[:, None] + (wave - wave.mean())[None, :]
+    return np.asarray(far < size_px * rng.uniform(0.34, 0.6))

@@ -1,4 +1,4 @@
-"""What stands on a synthetic tablet: lines of signs with their transliteration, from a corpus or from a small grammar."""
+"""What stands on a synthetic tablet: lines of signs with their transliteration, from a corpus or a small grammar."""
 
 import itertools
 import re
@@ -12,21 +12,23 @@ LOST = ""  # stands for a lost stretch in a list of glyphs
 _BREAK_MARKS = frozenset("…xX□")
 _READING = re.compile(r"[^\s\-.+:{}\[\]⸢⸣⟨⟩()…]+")
 
+
+def _pairs(table: str) -> tuple[tuple[str, str], ...]:
+    return tuple((reading, sign) for reading, _, sign in (pair.partition(":") for pair in table.split()))
+
+
 # reading, sign; syllables that Akkadian and Hittite scribes shared
-_SYLLABLES = tuple(
-    pair.split(":")
-    for pair in (
-        "a:𒀀 e:𒂊 i:𒄿 u:𒌋 ú:𒌑 an:𒀭 en:𒂗 in:𒅔 im:𒅎 um:𒌝 ba:𒁀 bi:𒁉 bu:𒁍 da:𒁕 di:𒁲 du:𒁺 ga:𒂵 gi:𒄀 gu:𒄖 ka:𒅗 ki:𒆠 "
-        "ku:𒆪 la:𒆷 li:𒇷 lu:𒇻 ma:𒈠 me:𒈨 mi:𒈪 mu:𒈬 na:𒈾 ni:𒉌 nu:𒉡 pa:𒉺 ra:𒊏 ri:𒊑 ru:𒊒 sa:𒊓 si:𒋛 su:𒋢 ša:𒊭 ši:𒅆 šu:𒋗 "
-        "ta:𒋫 te:𒋼 ti:𒋾 tu:𒌅 za:𒍝 zi:𒍣 zu:𒍪 ar:𒅈 ir:𒅕 ur:𒌨 ab:𒀊 ib:𒅁 ad:𒀜 ak:𒀝 ik:𒅅 al:𒀠 il:𒅋 ul:𒌌 aš:𒀸 iš:𒅖 uš:𒍑"
-    ).split()
+_SYLLABLES = _pairs(
+    """
+    a:𒀀 e:𒂊 i:𒄿 u:𒌋 ú:𒌑 an:𒀭 en:𒂗 in:𒅔 im:𒅎 um:𒌝 ba:𒁀 bi:𒁉 bu:𒁍 da:𒁕 di:𒁲 du:𒁺 ga:𒂵 gi:𒄀 gu:𒄖 ka:𒅗 ki:𒆠
+    ku:𒆪 la:𒆷 li:𒇷 lu:𒇻 ma:𒈠 me:𒈨 mi:𒈪 mu:𒈬 na:𒈾 ni:𒉌 nu:𒉡 pa:𒉺 ra:𒊏 ri:𒊑 ru:𒊒 sa:𒊓 si:𒋛 su:𒋢 ša:𒊭 ši:𒅆 šu:𒋗
+    ta:𒋫 te:𒋼 ti:𒋾 tu:𒌅 za:𒍝 zi:𒍣 zu:𒍪 ar:𒅈 ir:𒅕 ur:𒌨 ab:𒀊 ib:𒅁 ad:𒀜 ak:𒀝 ik:𒅅 al:𒀠 il:𒅋 ul:𒌌 aš:𒀸 iš:𒅖 uš:𒍑
+    """
 )
-_LOGOGRAMS = tuple(
-    pair.split(":")
-    for pair in "LUGAL:𒈗 KUR:𒆳 É:𒂍 GAL:𒃲 DUMU:𒌉 DINGIR:𒀭 GIŠ:𒄑 LÚ:𒇽 URU:𒌷 UD:𒌓 KÙ:𒆬 GUD:𒄞 UDU:𒇻 MUNUS:𒊩".split()
-)
-_PREPOSITIONS = (("a", "na"), ("i", "na"), ("ša",), ("ù",))
-_SIGN = {reading: sign for reading, sign in (*_SYLLABLES, *_LOGOGRAMS, ("ù", "𒅇"), ("meš", "𒈨𒌍"))}
+_LOGOGRAMS = _pairs("LUGAL:𒈗 KUR:𒆳 É:𒂍 GAL:𒃲 DUMU:𒌉 DINGIR:𒀭 GIŠ:𒄑 LÚ:𒇽 URU:𒌷 UD:𒌓 KÙ:𒆬 GUD:𒄞 UDU:𒇻 MUNUS:𒊩")
+COMMON_SIGNS = tuple(sign for _, sign in _SYLLABLES)
+_PREPOSITIONS: tuple[tuple[str, ...], ...] = (("a", "na"), ("i", "na"), ("ša",), ("ù",))
+_SIGN = dict((*_SYLLABLES, *_LOGOGRAMS, ("ù", "𒅇"), ("meš", "𒈨𒌍")))
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,8 @@ projection separates them. The way taken:
 Everything is measured in median sign heights, so the resolution of the photograph does not matter.
 """
 
+from itertools import pairwise
+
 import numpy as np
 import numpy.typing as npt
 
@@ -20,6 +22,7 @@ from dubsar.datasets.boxes import Floats, Ints, as_boxes
 _TILTS = np.array(sorted(np.tan(np.radians(np.arange(-30.0, 30.1, 2.0))), key=abs))
 _BOWS = np.array(sorted(np.linspace(-0.35, 0.35, 15), key=abs))
 _FANS = np.array(sorted(np.linspace(-0.15, 0.15, 7), key=abs))
+_LEANS = np.array(sorted(np.linspace(-0.15, 0.15, 13), key=abs))
 _LEVEL = 0.5  # two signs further apart than this (in sign heights, straightened) are not on one line
 _PAIRS_PER_SIGN = 60
 
@@ -119,9 +122,10 @@ def _fit_surface(terms_N5: Floats, x: Floats, y: Floats, first: Ints, second: In
     scale = np.ptp(x) / max(np.ptp(terms_N5[:, 0]), 1e-9)
     d_terms = (terms_N5[second] - terms_N5[first]) * scale
     near = np.flatnonzero(dx < 5)
-    weights[:3] = _best_votes(dy[near], d_terms[near, :3], bent=len(x) >= 12)
+    bent = len(x) >= 12  # with fewer signs a bend cannot be told from chance
+    weights[:3] = _best_votes(dy[near], d_terms[near, :3], bent)
     # a tilt alone costs nothing; the bent terms must be earned by many pairs
-    ridge = np.diag([1e-6, 2.0, 2.0, 9.0, 9.0])
+    ridge = np.diag([1e-6, 2.0, 2.0, 9.0, 9.0]) * (1 if bent else 1e3)
     prior = weights * np.array([1.0, 0.7, 0.7, 0.0, 0.0])
     for reach in (4, 5, 6, 8, 12, 12, 12):
         off = dy - d_terms @ weights
@@ -205,30 +209,46 @@ def _joinable(a: list[int], b: list[int], straight_N4: Floats, x: Floats, y: Flo
 
 
 def _split_columns(straight_N4: Floats, lines: list[list[int]]) -> list[Ints]:
-    """Part the signs (in sign heights) where an upright stripe is free of them over the full height.
+    """Part the signs (in sign heights) where a stripe is free of them over the full height.
 
-    The stripe must be the wider the fewer lines vouch for it; one sign in twenty lines may cross it.
+    The stripe must be the wider the fewer lines vouch for it; one sign in twenty lines may cross it, and it may lean a
+    little, for scribes ruled columns by eye.
     """
     everything = np.arange(len(straight_N4))
     if len(lines) < 4:
         return [everything]
-    step = 0.1
-    origin = straight_N4[:, 0].min()
-    bins = np.floor((straight_N4[:, [0, 2]] - origin) / step).astype(np.int64)
-    covered = np.zeros(bins.max() + 2, dtype=np.int64)
-    np.add.at(covered, bins[:, 0], 1)
-    np.add.at(covered, bins[:, 1] + 1, -1)
-    free = np.concatenate([[False], np.cumsum(covered)[:-1] <= len(lines) // 20, [False]])
-    starts, ends = np.flatnonzero(~free[:-1] & free[1:]), np.flatnonzero(free[:-1] & ~free[1:])
-    wide = (ends - starts) * step > 0.4 + 3.0 / len(lines)
-    x, _ = _centres(straight_N4)
+    _, y = _centres(straight_N4)
+    leaning = [straight_N4 - np.outer(lean * (y - y.mean()), [1, 0, 1, 0]) for lean in _LEANS]
+    found = [_stripes(boxes, len(lines)) for boxes in leaning]
+    best = int(np.argmax([sum(end - start for start, end in stripes) for stripes in found]))
+    boxes, stripes = leaning[best], [(start + end) / 2 for start, end in found[best]]
+    x, _ = _centres(boxes)
     borders: list[float] = []
-    for border in origin + step * (starts[wide] + ends[wide]) / 2:
-        after = borders[-1] if borders else -np.inf
-        if _parts_columns(straight_N4[(x > after) & (x < border)], straight_N4[x > border]):
-            borders.append(float(border))
+    for stripe, following in pairwise([*stripes, np.inf]):
+        before = (x > (borders[-1] if borders else -np.inf)) & (x < stripe)
+        if _parts_columns(boxes[before], boxes[(x > stripe) & (x < following)]):
+            borders.append(stripe)
     column = np.searchsorted(np.array(borders), x)
     return [np.flatnonzero(column == c) for c in range(len(borders) + 1)]
+
+
+def _stripes(boxes_N4: Floats, line_count: int) -> list[tuple[float, float]]:
+    """Return (start, end) in sign heights of upright stripes that hardly a sign crosses, from left to right."""
+    step = 0.1
+    origin = boxes_N4[:, 0].min()
+    bins = np.floor((boxes_N4[:, [0, 2]] - origin) / step).astype(np.int64)
+    change = np.zeros(bins.max() + 2, dtype=np.int64)
+    np.add.at(change, bins[:, 0], 1)
+    np.add.at(change, bins[:, 1] + 1, -1)
+    free = np.concatenate([[False], np.cumsum(change)[:-1] <= line_count // 20, [False]])
+    starts, ends = np.flatnonzero(~free[:-1] & free[1:]), np.flatnonzero(free[:-1] & ~free[1:])
+    needed = 0.25 + 2.5 / line_count
+    return [
+        (float(origin + step * start), float(origin + step * end))
+        for start, end in zip(starts, ends, strict=True)
+        # beyond the first or last sign of a few lines there is free space too
+        if (end - start) * step > needed and start > 0 and end < len(free) - 2
+    ]
 
 
 def _parts_columns(left_N4: Floats, right_N4: Floats) -> bool:

@@ -42,7 +42,7 @@ from dubsar.models.transliterator import (
 from dubsar.pipelines.levers.resolve import Resolved, resolve
 from dubsar.pipelines.metrics import TextScores, score_text
 from dubsar.pipelines.optim import build_optimizer
-from dubsar.pipelines.training import RunFolder, build_trainer, commit, hardware
+from dubsar.pipelines.training import RunFolder, build_trainer, commit, hardware, one_batch
 
 LICENCE = "Weights: CC BY-SA 4.0. Data: Oracc CC0; TLHdig CC BY 4.0; UD_Hittite-HitTB CC BY-SA 4.0."
 
@@ -238,7 +238,7 @@ def build_network(config: TransliterateConfig, attention: str = "eager") -> Any:
 def load_transliterator(path: Path) -> tuple[Any, TransliterateConfig]:
     """Load trained weights in evaluation mode, with the config that they were trained by."""
     file = load_model(path, "transliterate")
-    config = TransliterateConfig.model_validate_json(__import__("json").dumps(file.card["config"]))
+    config = TransliterateConfig.model_validate(file.card["config"], strict=False)
     network = build_network(config)
     network.load_state_dict(file.state)
     return network.eval(), config
@@ -249,7 +249,7 @@ def run(config: TransliterateConfig, folder: RunFolder, *, resume: bool = False)
     levers = resolve(config.efficiency, "transliterate")
     system, loader = build(config, levers)
     trainer = build_trainer(config, folder, levers, monitor="val/cer", mode="min")
-    trainer.fit(system, loader, _once(), ckpt_path=str(folder.last) if resume else None, weights_only=True)
+    trainer.fit(system, loader, one_batch(), ckpt_path=str(folder.last) if resume else None, weights_only=True)
     best = torch.load(folder.checkpoints / "best.ckpt", weights_only=True)["state_dict"]
     system.load_state_dict(best)
     scores = {
@@ -267,7 +267,3 @@ def run(config: TransliterateConfig, folder: RunFolder, *, resume: bool = False)
     save_model(folder.path / "transliterate", system.network.state_dict(), card)
     return {f"{source}/{k}": v for source, s in scores.items() for k, v in s.items()}
 
-
-def _once() -> DataLoader[Any]:
-    """One validation batch: the system holds the dev lines itself, decoding batches them by length."""
-    return DataLoader(torch.zeros(1, 1))  # type: ignore[arg-type]

@@ -1,0 +1,224 @@
+"""Sign detection: where on the photograph signs stand, by YOLO11 with a P2 level on tiles.
+
+    dubsar train detect                                 # configs/detect.yaml
+    dubsar train detect --config configs/debug/detect.yaml
+    dubsar evaluate detect --split test
+
+Photographs are scaled so that a sign is about ``data.sign_px`` large, cut into random windows around labelled signs, and
+changed in light and focus, never mirrored. Validation runs the same search as reading: the scale is estimated, not given.
+
+Reads ``tablet-signs`` below the data root; writes ``runs/detect/<name>/``.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from dubsar.configs.schema import DetectConfig, DetectData
+from dubsar.datasets.augment import tile_augmentation
+from dubsar.datasets.formats.tablet_signs import Photograph, read_tablet_signs
+from dubsar.datasets.images import load_image
+from dubsar.datasets.inventory import Inventory
+from dubsar.datasets.sources import data_root
+from dubsar.datasets.windows import UNLABELLED_WEIGHT, Picture, make_picture, random_window
+from dubsar.models.checkpoint import load_model, save_model
+from dubsar.models.detector import STRIDE, Detector
+from dubsar.pipelines.levers.resolve import Resolved, resolve
+from dubsar.pipelines.metrics import Found, average_precision
+from dubsar.pipelines.optim import build_optimizer
+from dubsar.pipelines.reading.engine import TileSettings, find_signs
+from dubsar.pipelines.training import RunFolder, build_trainer, commit, hardware, one_batch
+
+LICENCE = (
+    "Weights: CC BY-NC-SA 4.0, non-commercial. Trained on photographs (c) The Trustees of the British Museum; "
+    "boxes: eBL (MIT) and Dencker et al. 2020. Network: Ultralytics YOLO11 (AGPL-3.0)."
+)
+
+
+class DetectSystem(L.LightningModule):  # type: ignore[misc]
+    """Ultralytics' detection loss per tile, in float32."""
+
+    def __init__(self, network: Detector, dev: list[Photograph], config: DetectConfig, levers: Resolved) -> None:
+        super().__init__()
+        self.network, self.dev, self.config, self.levers = network, dev, config, levers
+
+    def training_step(self, batch: dict[str, torch.Tensor], _: int) -> torch.Tensor:
+        """Return the mean loss per tile."""
+        pixels = batch["tiles_BCHW"]
+        if self.levers["channels_last"]:
+            pixels = pixels.contiguous(memory_format=torch.channels_last)
+        loss, parts = self.network.loss(self.network(pixels), batch)
+        self.log("train/loss", loss)
+        self.log_dict({f"train/{name}": value for name, value in parts.items()})
+        return loss
+
+    def validation_step(self, batch: torch.Tensor, _: int) -> None:
+        """Search the dev photographs as reading does; ``val/ap50`` is class-agnostic."""
+        self.log_dict({f"val/{k}": v for k, v in score_photographs(self.network, self.dev, self.config).items()})
+
+    def configure_optimizers(self) -> dict[str, Any]:
+        """AdamW with warm-up."""
+        fused = self.levers["fused_optimizer"]
+        return build_optimizer(self.network, self.config.optim, self.config.trainer.max_steps, fused=fused)
+
+    def configure_gradient_clipping(self, optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None) -> None:
+        """Clip here: Lightning's own clipping refuses fused AdamW under bf16."""
+        torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.config.trainer.clip_norm)
+
+
+class Windows(IterableDataset[dict[str, torch.Tensor]]):
+    """An endless stream of batches of random windows; a photograph is drawn by the square root of its number of signs."""
+
+    def __init__(self, real: list[Picture], rendered: list[Picture], data: DetectData, seed: int) -> None:
+        self.real, self.rendered, self.data, self.seed = real, rendered, data, seed
+        weights = np.sqrt([len(p.boxes_N4) for p in real])
+        self.share = weights / weights.sum()
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        """Yield batches for `Detector.loss`; each worker has its own stream."""
+        worker = torch.utils.data.get_worker_info()
+        rng = np.random.default_rng((self.seed, worker.id if worker else 0))
+        augment = tile_augmentation()
+        augment.set_random_seed(int(rng.integers(2**31)))
+        while True:
+            yield collate([self._draw(rng, augment) for _ in range(self.data.batch_size)])
+
+    def _draw(self, rng: np.random.Generator, augment: Any) -> dict[str, Any]:
+        rendered = self.rendered and rng.random() < self.data.synthetic_fraction
+        picture = (
+            self.rendered[rng.integers(len(self.rendered))] if rendered else self.real[rng.choice(len(self.real), p=self.share)]
+        )
+        tile, boxes, classes, labelled = random_window(picture, self.data.tile, self.data.scale_jitter, rng)
+        return augment(image=tile, bboxes=boxes, classes=classes, mask=labelled)  # type: ignore[no-any-return]
+
+
+def collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    """Stack augmented windows: pixels 0-1 (B, 3, S, S), boxes xywh 0-1 with their tile's index, background weights."""
+    side = rows[0]["image"].shape[0]
+    boxes = [np.asarray(r["bboxes"], dtype=np.float32).reshape(-1, 4) for r in rows]
+    xyxy = np.concatenate(boxes) / side
+    labelled = torch.from_numpy(np.stack([r["mask"] for r in rows])[:, 2::4, 2::4].copy())
+    return {
+        "tiles_BCHW": torch.from_numpy(np.stack([r["image"] for r in rows])).permute(0, 3, 1, 2).float() / 255,
+        "batch_idx": torch.from_numpy(np.repeat(np.arange(len(rows)), [len(b) for b in boxes])),
+        "cls": torch.from_numpy(np.concatenate([np.asarray(r["classes"], np.float32).reshape(-1, 1) for r in rows])),
+        "bboxes": torch.from_numpy(np.concatenate(((xyxy[:, :2] + xyxy[:, 2:]) / 2, xyxy[:, 2:] - xyxy[:, :2]), 1)),
+        "weight_BHW": torch.where(labelled > 127, 1.0, UNLABELLED_WEIGHT),
+    }
+
+
+def prepare(config: DetectConfig, root: Path) -> tuple[list[Picture], list[Picture]]:
+    """Load and scale the training photographs, and render synthetic tablets; all stay in memory."""
+    data = config.data
+    inventory = Inventory.from_classes_tsv(root / "tablet-signs" / "classes.tsv")
+    named = config.model.classes == "inventory"
+    real = []
+    for photograph in read_tablet_signs(root, split="train")[: data.limit or None]:
+        if photograph.boxes:
+            classes = [inventory.id_of_glyph[b.glyph] if named else 0 for b in photograph.boxes]
+            boxes = [b.box_xyxy for b in photograph.boxes]
+            real.append(make_picture(load_image(photograph.path).rgb_HW3, boxes, classes, data.sign_px, exhaustive=False))
+    rendered = [_render(seed, root, inventory if named else None, data.sign_px) for seed in range(data.synthetic_tablets)]
+    print(f"detect: {len(real)} photographs, {len(rendered)} rendered tablets, signs {data.sign_px:g} px")
+    return real, rendered
+
+
+def _render(seed: int, root: Path, inventory: Inventory | None, sign_px: float) -> Picture:
+    from dubsar.datasets.synthetic.glyphs import available_fonts
+    from dubsar.datasets.synthetic.scene import render_tablet
+
+    rendered = render_tablet(seed, fonts=available_fonts(root / "sign-list" / "assyrian_font.tsv"))
+    signs = [s for s in rendered.tablet.signs() if s.box is not None and s.damage in {"intact", "damaged"}]
+    classes = [inventory.id_of_glyph.get(s.glyph, 0) if inventory else 0 for s in signs]
+    return make_picture(rendered.rgb_HW3, [s.box for s in signs], classes, sign_px, exhaustive=True)
+
+
+def score_photographs(network: Detector, photographs: list[Photograph], config: DetectConfig) -> dict[str, float]:
+    """Search photographs and score what was found.
+
+    Returns:
+        ``ap50`` and ``recall50`` class-agnostic in percent, ``map50`` with class where the detector names signs, and
+        ``scale_error``, the median ratio by which the estimated sign size is off.
+    """
+    network.eval()
+    settings = tile_settings(config)
+    found = []
+    for photograph in photographs:
+        rgb = load_image(photograph.path).rgb_HW3
+        result = find_signs(network, rgb, settings)
+        truth = np.array([b.box_xyxy for b in photograph.boxes], dtype=np.float64).reshape(-1, 4)
+        found.append(Found(result.boxes_N4, result.scores_N, result.classes_N * 0, truth, np.zeros(len(truth), np.int64)))
+    return average_precision(found)
+
+
+def tile_settings(config: DetectConfig, precision: str | None = None) -> TileSettings:
+    """Return how a detector trained by ``config`` wants photographs to be shown."""
+    data = config.data
+    return TileSettings(data.tile, data.overlap, data.sign_px, data.batch_size, precision or "fp32")
+
+
+def build(config: DetectConfig, levers: Resolved) -> tuple[DetectSystem, DataLoader[Any]]:
+    """Turn the config into a system and its training batches.
+
+    Raises:
+        ValueError: the tile is not a multiple of the network's stride.
+    """
+    if config.data.tile % STRIDE:
+        raise ValueError(f"data.tile is {config.data.tile}, expected a multiple of {STRIDE}")
+    root = data_root()
+    network = build_network(config, len(Inventory.from_classes_tsv(root / "tablet-signs" / "classes.tsv")))
+    if levers["channels_last"]:
+        network.to(memory_format=torch.channels_last)
+    if levers["compile"] != "off":
+        network.net.compile(mode=levers["compile_mode"], dynamic=False)
+    real, rendered = prepare(config, root)
+    windows = Windows(real, rendered, config.data, config.trainer.seed)
+    loader = DataLoader(windows, batch_size=None, num_workers=config.trainer.workers)
+    dev = [p for p in read_tablet_signs(root, split="dev") if p.boxes][: config.data.limit or None]
+    return DetectSystem(network, dev, config, levers), loader
+
+
+def build_network(config: DetectConfig, inventory_size: int) -> Detector:
+    """Build the network that a config describes."""
+    model = config.model
+    classes = inventory_size if model.classes == "inventory" else 1
+    return Detector(model.scale, classes, (model.box_gain, model.cls_gain, model.dfl_gain))
+
+
+def load_detector(path: Path) -> tuple[Detector, DetectConfig]:
+    """Load trained weights in evaluation mode, with the config that they were trained by."""
+    file = load_model(path, "detect")
+    config = DetectConfig.model_validate(file.card["config"], strict=False)
+    network = build_network(config, len(file.card["inventory"]))
+    network.load_state_dict(file.state)
+    return network.eval(), config
+
+
+def run(config: DetectConfig, folder: RunFolder, *, resume: bool = False) -> dict[str, float]:
+    """Train, keep the weights that are best on dev, write them, and return their dev scores."""
+    levers = resolve(config.efficiency, "detect")
+    system, loader = build(config, levers)
+    trainer = build_trainer(config, folder, levers, monitor="val/ap50", mode="max")
+    trainer.fit(system, loader, one_batch(), ckpt_path=str(folder.last) if resume else None, weights_only=True)
+    system.load_state_dict(torch.load(folder.checkpoints / "best.ckpt", weights_only=True)["state_dict"])
+    scores = score_photographs(system.network, system.dev, config)
+    inventory = Inventory.from_classes_tsv(data_root() / "tablet-signs" / "classes.tsv")
+    card = {
+        "stage": "detect",
+        "config": config.model_dump(mode="json"),
+        "inventory": inventory.to_list(),
+        "inventory_hash": inventory.hash,
+        "normalisation": "RGB 0-1",
+        "metrics": {"dev": scores},
+        "commit": commit(),
+        "hardware": hardware(),
+        "licence": LICENCE,
+    }
+    save_model(folder.path / "detect", system.network.state_dict(), card)
+    return scores
