@@ -60,6 +60,23 @@ class LoadedImage:
         }[self.orientation]
         return np.stack(corners, axis=1)
 
+    def from_file_pixels(self, boxes_xyxy: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Map boxes (N, 4) xyxy from the file's own pixels to the upright picture (N, 4) xyxy."""
+        boxes = np.asarray(boxes_xyxy, dtype=np.float64).reshape(-1, 4)
+        width, height = self.file_size
+        x0, y0, x1, y1 = boxes.T
+        corners = {
+            1: (x0, y0, x1, y1),
+            2: (width - x1, y0, width - x0, y1),
+            3: (width - x1, height - y1, width - x0, height - y0),
+            4: (x0, height - y1, x1, height - y0),
+            5: (y0, x0, y1, x1),
+            6: (height - y1, x0, height - y0, x1),
+            7: (height - y1, width - x1, height - y0, width - x0),
+            8: (y0, width - x1, y1, width - x0),
+        }[self.orientation]
+        return np.stack(corners, axis=1)
+
 
 def load_image(source: Path | bytes, *, max_megapixels: float = MAX_MEGAPIXELS) -> LoadedImage:
     """Load a photograph.
@@ -85,7 +102,7 @@ def load_image(source: Path | bytes, *, max_megapixels: float = MAX_MEGAPIXELS) 
             orientation = orientation if orientation in range(1, 9) else 1
             image.seek(0)
             image.load()
-            upright = _upright(image, orientation)
+            upright = ImageOps.exif_transpose(image)
             rgb = _to_srgb(upright)
     except UnidentifiedImageError as error:
         raise ImageError(
@@ -132,16 +149,6 @@ def _open(data: bytes, name: str, max_megapixels: float) -> Image.Image:
 
 def _too_large(name: str, found: str, max_megapixels: float) -> str:
     return f"{name}: {found}, more than the limit of {max_megapixels:g} megapixels; raise it with --max-megapixels"
-
-
-def _upright(image: Image.Image, orientation: int) -> Image.Image:
-    if orientation == 1:
-        return image
-    icc = image.info.get("icc_profile")
-    upright = ImageOps.exif_transpose(image)
-    if icc:
-        upright.info["icc_profile"] = icc
-    return upright
 
 
 def _to_srgb(image: Image.Image) -> npt.NDArray[np.uint8]:

@@ -16,9 +16,8 @@ _SPELLINGS = str.maketrans("⌈⌉⌜⌝˹˺〈〉ʹ’˽", "⸢⸣⸢⸣⸢⸣�
 # dropped before composing: left inside, they would keep a letter from its accent
 _REMOVED = str.maketrans({"\ufeff": "", "\x00": ""})
 _SURROGATE = re.compile("[\ud800-\udfff]")
-# h with one or more combining breves below, in any order that NFD can give
+# ḫ as NFD gives it, with one breve below or several
 _BREVE_BELOW = re.compile("([hH])\u032e+")
-_DOTTED_BREVE = re.compile("([ḫḪ])\u032e+")
 _INDEX = re.compile(r"(?<=[^\W\d_])(\d+)(?![\d(])")
 _TOKEN_BREAK = re.compile(r"[\s\-.+:{}\[\]⸢⸣⟨⟩()]+")
 
@@ -27,8 +26,7 @@ def canonical(text: str) -> str:
     """Return ``text`` in the canonical form. Total: any string is accepted, lone surrogates become U+FFFD."""
     text = _SURROGATE.sub("\ufffd", text).translate(_REMOVED)
     text = _BREVE_BELOW.sub(lambda m: "ḫ" if m[1] == "h" else "Ḫ", unicodedata.normalize("NFD", text))
-    text = _DOTTED_BREVE.sub(r"\1", unicodedata.normalize("NFC", text)).translate(_SPELLINGS)
-    text = text.replace("...", "…")
+    text = unicodedata.normalize("NFC", text).translate(_SPELLINGS).replace("...", "…")
     text = _INDEX.sub(lambda m: m[1].translate(_SUBSCRIPTS), text)
     return " ".join(text.split())
 

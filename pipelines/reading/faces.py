@@ -8,9 +8,9 @@ Museums photograph a tablet from six sides and paste the views on one plain grou
       left  reverse  right
               top
 
-The ground's colour is read off the picture's rim, what differs from it is clay, and its connected parts are views. Parts
-that are printed (flat patches, colours that clay never has) are the scale bar; tiny ones are debris. Names are guessed
-from the places. A photograph without a plain ground is one face.
+The ground's colour is read off the picture's rim, what differs from it is clay, and its connected parts are views.
+Parts that are printed (flat patches, colours that clay never has) are the scale bar; tiny ones are debris. Names are
+guessed from the places. A photograph without a plain ground is one face.
 """
 
 from dataclasses import dataclass
@@ -46,8 +46,8 @@ def split_faces(rgb_HW3: npt.NDArray[np.uint8], boxes_N4: npt.ArrayLike | None =
         boxes_N4: float (N, 4) xyxy px, signs that were found: a view grows to hold the signs on its rim.
 
     Returns:
-        Views in reading order: obverse, bottom, reverse, top, left, right, unknown. At least one; the whole picture where
-        the ground is not plain or nothing stands on it.
+        Views in reading order: obverse, bottom, reverse, top, left, right, unknown. At least one; the whole picture
+        where the ground is not plain or nothing stands on it.
     """
     height, width = rgb_HW3.shape[:2]
     small, factor = _shrink(rgb_HW3)
@@ -56,12 +56,13 @@ def split_faces(rgb_HW3: npt.NDArray[np.uint8], boxes_N4: npt.ArrayLike | None =
     if not parts:
         return [FaceView((0.0, 0.0, float(width), float(height)), "unknown")]
     views = np.array(parts, dtype=np.float64) * factor
-    views = _pad(views, 0.012 * max(height, width), width, height)
+    views = _pad(views, 0.006 * max(height, width), width, height)
     if boxes_N4 is not None:
         views = _grow(views, as_boxes(boxes_N4), width, height)
     names = _names(views)
     order = sorted(range(len(views)), key=lambda i: (_NAME_ORDER.index(names[i]), views[i, 1], views[i, 0]))
-    return [FaceView((*(float(v) for v in views[i]),), names[i]) for i in order]
+    corners = views.tolist()
+    return [FaceView((x0, y0, x1, y1), names[i]) for i in order for x0, y0, x1, y1 in [corners[i]]]
 
 
 def assign_faces(faces: list[FaceView], boxes_N4: npt.ArrayLike) -> Ints:

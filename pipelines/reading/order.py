@@ -3,9 +3,9 @@
 Lines on clay tilt, bend and fan out, and neighbouring lines nearly touch, so no fixed pixel gap and no horizontal
 projection separates them. The way taken:
 
-1. *Straighten.* Find the slope at which most near neighbours stand level, then refine it to a smooth surface ``f(x, y)``
-   by robust regression on pairs of signs that seem to share a line. ``y - f`` is level along every line.
-2. *Columns.* A stripe that no sign crosses over the full height parts the face.
+1. *Straighten.* Find tilt, bow and fan with which most near neighbours stand level, then refine them to a smooth
+   surface ``f(x, y)`` by robust regression on pairs of signs. ``y - f`` is level along every line.
+2. *Columns.* A stripe that hardly a sign crosses over the full height parts the face.
 3. *Chain.* Join signs, and then chains of signs, that are level and do not stand in each other's way, cheapest first.
 
 Everything is measured in median sign heights, so the resolution of the photograph does not matter.

@@ -23,6 +23,10 @@ def test_ids_follow_the_order_and_glyphs_may_be_two_code_points() -> None:
     assert SMALL.id_of_glyph == {"𒀀": 0, "𒈾": 1, "𒋗𒉀": 2}
 
 
+def test_the_first_class_wins_where_a_glyph_stands_twice() -> None:
+    assert Inventory((*SMALL.classes, SignClass("𒀀", "A₂"))).id_of_glyph["𒀀"] == 0
+
+
 @pytest.mark.parametrize("class_id", [-1, 3, 1000])
 def test_an_id_out_of_range_is_an_error_also_below_zero(class_id: int) -> None:
     with pytest.raises(IndexError, match=f"class id {class_id} is out of range.*0 to 2"):

@@ -16,6 +16,7 @@ from dubsar.datasets.splits import Record, draw_splits, find_leaks, group_tablet
         ("K.1292", ("K.1292",)),
         ("K.1+K.2", ("K.1", "K.2")),
         ("K.1+2", ("K.1", "K.2")),
+        ("K.1 + + 2", ("K.1", "K.2")),
         ("K 03323 + K 18186 + Rm 0444", ("K.3323", "K.18186", "RM.444")),
         ("KBo 1.1 (+) KUB 2.3", ("KBO.1.1", "KUB.2.3")),
         ("KBo 9.1+2", ("KBO.9.1", "KBO.9.2")),

@@ -81,6 +81,7 @@ def test_a_later_minor_version_is_read() -> None:
         ((5, 5, 5, 9), "is empty"),
         ((math.nan, 0, 1, 1), "not a finite pixel"),
         ((0, 0, math.inf, 1), "not a finite pixel"),
+        ((0, 0, 1e9, 1), "not a finite pixel"),
     ],
 )
 def test_a_box_that_cannot_be_is_refused(box: tuple[float, float, float, float], message: str) -> None:

@@ -1,0 +1,70 @@
+"""Sign classifiers: any timm backbone with a linear head over the inventory."""
+
+from pathlib import Path
+
+import timm
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+# statistics of sign crops matter little next to the relighting that they are trained with: one simple range for all
+MEAN, STD = 0.45, 0.22
+
+
+class SignClassifier(nn.Module):
+    """Name the sign in a crop.
+
+    Args:
+        backbone: timm model name.
+        classes: size of the inventory.
+        pretrained: load timm's weights for that name (from the hub, or its local cache).
+        weights: local safetensors in timm's key layout instead; a head of another size is left out.
+        drop_rate: dropout before the head.
+        drop_path_rate: stochastic depth.
+
+    Raises:
+        ValueError: timm does not know the name, or the weights are for another backbone.
+        FileNotFoundError: ``weights`` is not there, or pretrained weights cannot be had offline.
+    """
+
+    def __init__(
+        self,
+        backbone: str,
+        classes: int,
+        *,
+        pretrained: bool = False,
+        weights: str = "",
+        drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if not timm.is_model(backbone):
+            near = ", ".join(timm.list_models(f"*{backbone.split('_')[0][:8]}*")[:5])
+            raise ValueError(f"model.backbone: timm knows no {backbone!r}" + (f"; near it are {near}" if near else ""))
+        options = {"drop_rate": drop_rate} | ({"drop_path_rate": drop_path_rate} if drop_path_rate else {})
+        try:
+            self.net = timm.create_model(backbone, pretrained=pretrained and not weights, num_classes=classes, **options)
+        except OSError as error:
+            raise FileNotFoundError(
+                f"model.pretrained: weights of {backbone} cannot be fetched; bring the file and give it as model.weights"
+            ) from error
+        if weights:
+            _load(self.net, Path(weights))
+
+    def forward(self, pixels_BCHW: torch.Tensor) -> torch.Tensor:
+        """Return logits (B, classes) for RGB crops in 0-1."""
+        logits: torch.Tensor = self.net((pixels_BCHW - MEAN) / STD)
+        return logits
+
+
+def _load(net: nn.Module, path: Path) -> None:
+    if path.suffix != ".safetensors":
+        raise ValueError(f"{path}: weights are read from .safetensors only (a pickle can run code); convert them first")
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such weights")
+    own, found = net.state_dict(), load_file(path)
+    fitting = {k: t for k, t in found.items() if k in own and own[k].shape == t.shape}
+    head = [k for k in own if k not in fitting]
+    if len(fitting) < 0.8 * len(own):
+        raise ValueError(f"{path}: only {len(fitting)} of {len(own)} tensors fit this backbone, for example not {head[:3]}")
+    net.load_state_dict(fitting, strict=False)

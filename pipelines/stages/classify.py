@@ -1,0 +1,255 @@
+"""Sign classification: which sign of the inventory a crop shows.
+
+    dubsar train classify                               # configs/classify.yaml
+    dubsar train classify --config configs/debug/classify.yaml
+    dubsar evaluate classify --split test
+
+The tail is long: of 335 classes 107 have 20 crops or more. Classes are sampled by ``count ** -balance_power``, and signs
+rendered on clay are mixed in, so that a class with two photographs is seen in more than two lights. Nothing is mirrored.
+
+Reads ``tablet-signs`` below the data root; writes ``runs/classify/<name>/``.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from dubsar.configs.schema import ClassifyConfig, ClassifyData
+from dubsar.datasets.augment import crop_augmentation
+from dubsar.datasets.crops import CropSize, cut_crops
+from dubsar.datasets.formats.tablet_signs import read_tablet_signs
+from dubsar.datasets.images import load_image
+from dubsar.datasets.inventory import Inventory
+from dubsar.datasets.sources import data_root
+from dubsar.datasets.synthetic.glyphs import FontError, GlyphFont, available_fonts
+from dubsar.datasets.synthetic.scene import render_sign
+from dubsar.models.backbones import SignClassifier
+from dubsar.models.checkpoint import load_model, save_model
+from dubsar.pipelines.levers.resolve import Resolved, resolve
+from dubsar.pipelines.metrics import ClassScores, score_classes
+from dubsar.pipelines.optim import build_optimizer
+from dubsar.pipelines.training import RunFolder, build_trainer, commit, hardware, one_batch
+
+LICENCE = (
+    "Weights: CC BY-NC-SA 4.0, non-commercial. Trained on photographs (c) The Trustees of the British Museum; "
+    "boxes: eBL (MIT) and Dencker et al. 2020."
+)
+BORDER = 0.2  # room around a training crop, as a share of its side
+
+
+@dataclass(frozen=True)
+class Crops:
+    """Crops (N, S, S, 3) uint8 and their class ids (N,)."""
+
+    pixels_NSS3: npt.NDArray[np.uint8]
+    classes_N: npt.NDArray[np.int64]
+
+
+class ClassifySystem(L.LightningModule):  # type: ignore[misc]
+    """Cross-entropy over the inventory, with label smoothing, mixup, and logit adjustment by the classes' frequencies."""
+
+    def __init__(
+        self, network: SignClassifier, dev: Crops, prior_C: torch.Tensor, config: ClassifyConfig, levers: Resolved
+    ) -> None:
+        super().__init__()
+        self.network, self.dev, self.config, self.levers = network, dev, config, levers
+        self.register_buffer("log_prior_C", prior_C.clamp(min=1e-6).log(), persistent=False)
+
+    def training_step(self, batch: dict[str, torch.Tensor], _: int) -> torch.Tensor:
+        """Return the mean loss per crop; the softmax runs in float32."""
+        model = self.config.model
+        pixels, classes = batch["pixels_BCHW"], batch["classes_B"]
+        if self.levers["channels_last"]:
+            pixels = pixels.contiguous(memory_format=torch.channels_last)
+        other, share = torch.arange(len(pixels), device=pixels.device), 1.0
+        if model.mixup:
+            share = float(torch.distributions.Beta(model.mixup, model.mixup).sample())
+            other = torch.randperm(len(pixels), device=pixels.device)
+            pixels = share * pixels + (1 - share) * pixels[other]
+        logits = self.network(pixels).float() + model.logit_adjustment * self.log_prior_C
+        loss = share * _cross_entropy(logits, classes, model.label_smoothing)
+        if model.mixup:
+            loss = loss + (1 - share) * _cross_entropy(logits, classes[other], model.label_smoothing)
+        self.log("train/loss", loss)
+        return loss
+
+    def validation_step(self, batch: torch.Tensor, _: int) -> None:
+        """Score the dev crops."""
+        scores = score_crops(self.network, self.dev)
+        self.log_dict({"val/top1": scores.top1, "val/top5": scores.top5, "val/macro_f1": scores.macro_f1})
+
+    def configure_optimizers(self) -> dict[str, Any]:
+        """AdamW with warm-up."""
+        fused = self.levers["fused_optimizer"]
+        return build_optimizer(self.network, self.config.optim, self.config.trainer.max_steps, fused=fused)
+
+    def configure_gradient_clipping(self, optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None) -> None:
+        """Clip here: Lightning's own clipping refuses fused AdamW under bf16."""
+        torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.config.trainer.clip_norm)
+
+
+def _cross_entropy(logits_BC: torch.Tensor, classes_B: torch.Tensor, smoothing: float) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy(logits_BC, classes_B, label_smoothing=smoothing)
+
+
+class CropStream(IterableDataset[dict[str, torch.Tensor]]):
+    """An endless stream of batches: photographed crops by class weight, and rendered ones by class."""
+
+    def __init__(self, crops: Crops, inventory: Inventory, fonts: list[GlyphFont], data: ClassifyData, seed: int) -> None:
+        self.crops, self.data, self.seed = crops, data, seed
+        self.classes = inventory.classes
+        self.fonts = fonts
+        counts = np.bincount(crops.classes_N, minlength=len(inventory)).astype(float)
+        power = data.balance_power if data.sampler == "balanced" else 0.0
+        weights = counts[crops.classes_N] ** -power
+        self.share = np.cumsum(weights / weights.sum())
+        self.covered = [
+            (c, font) for c, sign in enumerate(self.classes) for font in fonts[:1] if font.covers(sign.glyph)
+        ]
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        """Yield batches of pixels in 0-1 (B, 3, S, S) and class ids (B,); each worker has its own stream."""
+        worker = torch.utils.data.get_worker_info()
+        rng = np.random.default_rng((self.seed, worker.id if worker else 0))
+        augment = crop_augmentation()
+        augment.set_random_seed(int(rng.integers(2**31)))
+        while True:
+            rows = [self._draw(rng, augment) for _ in range(self.data.batch_size)]
+            pixels = torch.from_numpy(np.stack([r[0] for r in rows]))
+            yield {"pixels_BCHW": to_input(pixels), "classes_B": torch.tensor([r[1] for r in rows])}
+
+    def _draw(self, rng: np.random.Generator, augment: Any) -> tuple[npt.NDArray[np.uint8], int]:
+        side = self.data.crop_px
+        if self.covered and rng.random() < self.data.synthetic_fraction:
+            class_id, font = self.covered[rng.integers(len(self.covered))]
+            pixels = render_sign(self.classes[class_id].glyph, font, rng, side)
+        else:
+            index = min(int(np.searchsorted(self.share, rng.random())), len(self.share) - 1)
+            pixels, class_id = self.crops.pixels_NSS3[index], int(self.crops.classes_N[index])
+        return centre(augment(image=pixels)["image"], side), class_id
+
+
+def centre(pixels_SS3: npt.NDArray[np.uint8], side: int) -> npt.NDArray[np.uint8]:
+    """Cut the middle (side, side, 3) out of a crop that has a border."""
+    first = (pixels_SS3.shape[0] - side) // 2
+    return pixels_SS3[first : first + side, first : first + side]
+
+
+def to_input(pixels_BSS3: torch.Tensor) -> torch.Tensor:
+    """Turn uint8 crops (B, S, S, 3) into the network's input (B, 3, S, S) in 0-1."""
+    return pixels_BSS3.permute(0, 3, 1, 2).float() / 255
+
+
+def read_crops(root: Path, split: str, size: CropSize, inventory: Inventory, limit: int = 0) -> Crops:
+    """Cut the crops of a split; each photograph is decoded once."""
+    pixels, classes = [], []
+    for photograph in read_tablet_signs(root, split=split):
+        if limit and sum(map(len, classes)) >= limit:
+            break
+        boxes = [b for b in photograph.boxes if b.glyph in inventory.id_of_glyph]
+        if boxes:
+            pixels.append(cut_crops(load_image(photograph.path).rgb_HW3, [b.box_xyxy for b in boxes], size))
+            classes.append([inventory.id_of_glyph[b.glyph] for b in boxes])
+    if not pixels:
+        return Crops(np.zeros((0, size.side_px, size.side_px, 3), np.uint8), np.zeros(0, np.int64))
+    end = limit or None
+    return Crops(np.concatenate(pixels)[:end], np.concatenate(classes).astype(np.int64)[:end])
+
+
+@torch.inference_mode()
+def classify_crops(network: SignClassifier, pixels_NSS3: npt.NDArray[np.uint8], batch_size: int = 128) -> torch.Tensor:
+    """Return logits (N, classes) in float32 for crops without border."""
+    network.eval()
+    device = next(network.parameters()).device
+    rows = [
+        network(to_input(torch.from_numpy(pixels_NSS3[i : i + batch_size])).to(device)).float().cpu()
+        for i in range(0, len(pixels_NSS3), batch_size)
+    ]
+    return torch.cat(rows) if rows else torch.zeros(0, 0)
+
+
+def score_crops(network: SignClassifier, crops: Crops) -> ClassScores:
+    """Classify and score crops."""
+    return score_classes(classify_crops(network, crops.pixels_NSS3).numpy(), crops.classes_N)
+
+
+def build(config: ClassifyConfig, levers: Resolved) -> tuple[ClassifySystem, DataLoader[Any]]:
+    """Turn the config into a system and its training batches."""
+    data, root = config.data, data_root()
+    inventory = Inventory.from_classes_tsv(root / "tablet-signs" / "classes.tsv")
+    network = build_network(config, len(inventory))
+    if levers["channels_last"]:
+        network.to(memory_format=torch.channels_last)
+    if levers["checkpointing"] == "full":
+        network.net.set_grad_checkpointing(True)
+    if levers["compile"] != "off":
+        network.net.compile(mode=levers["compile_mode"], dynamic=False)
+    train = read_crops(root, "train", CropSize(data.crop_px, data.context, BORDER), inventory, data.limit)
+    dev = read_crops(root, "dev", CropSize(data.crop_px, data.context), inventory, data.limit)
+    stream = CropStream(train, inventory, _fonts(root) if data.synthetic_fraction else [], data, config.trainer.seed)
+    loader = DataLoader(stream, batch_size=None, num_workers=config.trainer.workers)
+    counts = torch.bincount(torch.from_numpy(train.classes_N), minlength=len(inventory)).float()
+    print(f"classify: {len(train.classes_N)} training crops of {int((counts > 0).sum())} classes, {len(stream.covered)} rendered")
+    return ClassifySystem(network, dev, counts / counts.sum(), config, levers), loader
+
+
+def _fonts(root: Path) -> list[GlyphFont]:
+    try:
+        return available_fonts(root / "sign-list" / "assyrian_font.tsv")
+    except FontError as error:
+        raise FontError(f"data.synthetic_fraction: {error}; or set it to 0") from error
+
+
+def build_network(config: ClassifyConfig, inventory_size: int) -> SignClassifier:
+    """Build the network that a config describes."""
+    model = config.model
+    return SignClassifier(
+        model.backbone,
+        inventory_size,
+        pretrained=model.pretrained,
+        weights=model.weights,
+        drop_rate=model.drop_rate,
+        drop_path_rate=model.drop_path_rate,
+    )
+
+
+def load_classifier(path: Path) -> tuple[SignClassifier, ClassifyConfig, Inventory]:
+    """Load trained weights in evaluation mode, with their config and the inventory that their outputs index."""
+    file = load_model(path, "classify")
+    config = ClassifyConfig.model_validate(file.card["config"], strict=False)
+    inventory = Inventory.from_list(file.card["inventory"])
+    inventory.require(file.card["inventory_hash"], str(path))
+    network = build_network(config.model_copy(update={"model": config.model.model_copy(update={"weights": "", "pretrained": False})}), len(inventory))
+    network.load_state_dict(file.state)
+    return network.eval(), config, inventory
+
+
+def run(config: ClassifyConfig, folder: RunFolder, *, resume: bool = False) -> dict[str, float]:
+    """Train, keep the weights that are best on dev, write them, and return their dev scores."""
+    levers = resolve(config.efficiency, "classify")
+    system, loader = build(config, levers)
+    trainer = build_trainer(config, folder, levers, monitor="val/top1", mode="max")
+    trainer.fit(system, loader, one_batch(), ckpt_path=str(folder.last) if resume else None, weights_only=True)
+    system.load_state_dict(torch.load(folder.checkpoints / "best.ckpt", weights_only=True)["state_dict"])
+    scores = score_crops(system.network, system.dev).to_dict()
+    inventory = Inventory.from_classes_tsv(data_root() / "tablet-signs" / "classes.tsv")
+    card = {
+        "stage": "classify",
+        "config": config.model_dump(mode="json"),
+        "inventory": inventory.to_list(),
+        "inventory_hash": inventory.hash,
+        "normalisation": "RGB 0-1, then mean 0.45, std 0.22",
+        "metrics": {"dev": scores},
+        "commit": commit(),
+        "hardware": hardware(),
+        "licence": LICENCE,
+    }
+    save_model(folder.path / "classify", system.network.state_dict(), card)
+    return scores
