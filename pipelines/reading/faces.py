@@ -56,7 +56,7 @@ def split_faces(rgb_HW3: npt.NDArray[np.uint8], boxes_N4: npt.ArrayLike | None =
     if not parts:
         return [FaceView((0.0, 0.0, float(width), float(height)), "unknown")]
     views = np.array(parts, dtype=np.float64) * factor
-    views = _pad(views, 0.006 * max(height, width), width, height)
+    views = _pad(views, 0.012 * max(height, width), width, height)
     if boxes_N4 is not None:
         views = _grow(views, as_boxes(boxes_N4), width, height)
     names = _names(views)

@@ -80,8 +80,8 @@ def straighten(boxes_N4: npt.ArrayLike) -> Floats:
         column borders are upright.
     """
     boxes = as_boxes(boxes_N4)
-    height = float(np.median(boxes[:, 3] - boxes[:, 1])) if len(boxes) else 1.0
-    boxes = boxes / max(height, 1e-6)
+    height = float(np.median(boxes[:, 3] - boxes[:, 1])) if len(boxes) else 0.0
+    boxes = boxes / (height if height > 0 else 1.0)
     x, y = _centres(boxes)
     radius = max(float(np.hypot(np.ptp(x), np.ptp(y))) / 2, 1.0) if len(boxes) else 1.0
     terms = _surface((x - x.mean()) / radius, (y - y.mean()) / radius) if len(boxes) else np.zeros((0, 5))
@@ -234,8 +234,8 @@ def _split_columns(straight_N4: Floats, lines: list[list[int]]) -> list[Ints]:
 
 def _stripes(boxes_N4: Floats, line_count: int) -> list[tuple[float, float]]:
     """Return (start, end) in sign heights of upright stripes that hardly a sign crosses, from left to right."""
-    step = 0.1
     origin = boxes_N4[:, 0].min()
+    step = max(0.1, float(boxes_N4[:, 2].max() - origin) / 5000)  # hairline boxes must not make millions of bins
     bins = np.floor((boxes_N4[:, [0, 2]] - origin) / step).astype(np.int64)
     change = np.zeros(bins.max() + 2, dtype=np.int64)
     np.add.at(change, bins[:, 0], 1)

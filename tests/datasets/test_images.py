@@ -86,6 +86,20 @@ def test_boxes_go_back_to_the_files_own_pixels(orientation: int, form: str) -> N
     assert np.array_equal(raw[:, :, 2] == 255, expected)
 
 
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_boxes_come_back_from_the_files_own_pixels(orientation: int) -> None:
+    loaded = load_image(stored(orientation, "PNG"))
+    upright = np.array([[1.5, 2.0, 30.0, 7.25], [0.0, 0.0, 48.0, 32.0], [40.0, 20.0, 47.0, 31.0]])
+    there = loaded.to_file_pixels(upright)
+    width, height = loaded.file_size
+    assert (there[:, 2] > there[:, 0]).all()
+    assert (there[:, 3] > there[:, 1]).all()
+    assert there.min() >= 0
+    assert there[:, 2].max() <= width
+    assert there[:, 3].max() <= height
+    assert np.array_equal(loaded.from_file_pixels(there), upright)
+
+
 def test_no_boxes_stay_no_boxes() -> None:
     assert load_image(stored(6, "PNG")).to_file_pixels(np.zeros((0, 4))).shape == (0, 4)
 

@@ -56,7 +56,7 @@ def test_a_cross_of_six_views_with_a_scale_bar(ground):
     faces = split_faces(photograph(CROSS.values(), ground, bar=True))
     assert [f.name for f in faces] == ["obverse", "bottom", "reverse", "top", "left", "right"]
     for face in faces:
-        assert overlap(face.box, CROSS[face.name]) > 0.75, face
+        assert np.abs(np.subtract(face.box, CROSS[face.name])).max() < 30, face
 
 
 def test_views_hold_their_clay_and_do_not_overlap():
@@ -64,7 +64,7 @@ def test_views_hold_their_clay_and_do_not_overlap():
     for face in faces:
         x0, y0, x1, y1 = CROSS[face.name]
         assert overlap(face.box, (x0, y0, x1, y1)) == pytest.approx(area((x0, y0, x1, y1)) / area(face.box))
-        assert all(overlap(face.box, other.box) == 0 for other in faces if other is not face)
+        assert all(overlap(face.box, other.box) < 1e-4 for other in faces if other is not face)
 
 
 def test_two_views_one_above_the_other():
@@ -82,7 +82,7 @@ def test_a_single_view_leaves_out_bar_and_debris():
     debris = [(100, 100, 125, 130), (1100, 1500, 1130, 1525)]
     (face,) = split_faces(photograph([(250, 200, 950, 1500), *debris], bar=True))
     assert face.name == "unknown"
-    assert overlap(face.box, (250, 200, 950, 1500)) > 0.9
+    assert np.abs(np.subtract(face.box, (250, 200, 950, 1500))).max() < 30
 
 
 def test_views_joined_by_a_dim_seam_are_parted():

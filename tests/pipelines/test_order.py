@@ -124,6 +124,12 @@ def test_equal_boxes_are_all_kept():
     assert sorted(i for g in group_lines([[0, 0, 9, 9]] * 3) for i in g) == [0, 1, 2]
 
 
+def test_boxes_without_height_are_all_kept():
+    flat = [[100.0 * k, 90.0 * k, 100.0 * k + 50, 90.0 * k] for k in range(20)]
+    thin = [[x0, y0, x1, y0 + 1e-7] for x0, y0, x1, _ in flat]
+    assert [len(g) for g in group_lines(flat)] == [len(g) for g in group_lines(thin)] == [1] * 20
+
+
 def test_only_signs_on_the_face_are_grouped():
     boxes = [[10, 10, 60, 60], [70, 10, 120, 60], [500, 10, 550, 60]]
     assert group_lines(boxes, face_box=[0, 0, 200, 200]) == [[0, 1]]
