@@ -1,5 +1,6 @@
 """The config of each stage. One class per stage, one YAML per class; the stage's module turns it into objects."""
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -143,3 +144,8 @@ STAGES: dict[str, type[ClassifyConfig] | type[DetectConfig] | type[Transliterate
     "transliterate": TransliterateConfig,
 }
 StageConfig = ClassifyConfig | DetectConfig | TransliterateConfig
+
+
+def shipped_config(name: str) -> Path:
+    """Return the YAML that ships for a stage."""
+    return Path(__file__).resolve().parent / f"{name}.yaml"

@@ -17,14 +17,14 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-_READING = re.compile(r"…|[^\s\-.+:{}…]+")
+READING = re.compile(r"…|[^\s\-.+:{}…]+")
 _OPENING = re.compile(r"[\s\-.+:{]*$")
 UNREAD = "…x▒�"  # signs that stand for lost or unread ones
 
 
 def pieces(translit: str) -> list[str]:
     """Split canonical text at each reading; separators go to the reading they precede, ``}`` to the one it closes."""
-    spans = [m.span() for m in _READING.finditer(translit)]
+    spans = [m.span() for m in READING.finditer(translit)]
     if not spans:
         return []
     cuts = [0]
@@ -38,7 +38,7 @@ def pieces(translit: str) -> list[str]:
 
 def bare(piece: str) -> str:
     """Return the reading in a piece, without separators and braces."""
-    match = _READING.search(piece)
+    match = READING.search(piece)
     return match[0] if match else ""
 
 

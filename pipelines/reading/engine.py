@@ -1,15 +1,25 @@
 """The three trained networks at work: find signs, name them, read a line. The only part of reading that knows torch."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from dubsar.configs.schema import DetectConfig, ReadConfig
 from dubsar.datasets.boxes import Floats
+from dubsar.datasets.crops import CropSize, cut_crops
+from dubsar.datasets.inventory import Inventory
 from dubsar.datasets.tiles import cut, is_empty, merge_tiles, tile_grid
 from dubsar.datasets.windows import resize, sign_size
+from dubsar.models.backbones import SignClassifier
+from dubsar.models.checkpoint import ModelFile, shipped
 from dubsar.models.detector import Detector
+from dubsar.models.transliterator import transliterate
+from dubsar.pipelines.networks import inventory_of, load_byt5, load_classifier, load_detector
 
 FIRST_GUESS_PX = 66.0  # median sign size of the training photographs
 _CLEAR = 0.4  # detections above this are taken to be signs when their size is measured
@@ -100,3 +110,99 @@ def detect_tiles(detector: Detector, tiles_BHW3: npt.NDArray[np.uint8], precisio
     pixels = torch.from_numpy(tiles_BHW3).to(device).permute(0, 3, 1, 2).float() / 255
     with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
         return detector.detect(pixels).cpu()
+
+
+def tile_settings(config: DetectConfig, precision: str = "fp32") -> TileSettings:
+    """Return how a detector trained by ``config`` wants photographs to be shown."""
+    data = config.data
+    return TileSettings(data.tile, data.overlap, data.sign_px, precision=precision)
+
+
+def to_input(pixels_BSS3: torch.Tensor) -> torch.Tensor:
+    """Turn uint8 crops (B, S, S, 3) into a classifier's input (B, 3, S, S) in 0-1."""
+    return pixels_BSS3.permute(0, 3, 1, 2).float() / 255
+
+
+@torch.inference_mode()
+def classify_crops(network: SignClassifier, pixels_NSS3: npt.NDArray[np.uint8], batch_size: int = 128) -> torch.Tensor:
+    """Return logits (N, classes) in float32 for crops without border."""
+    network.eval()
+    device = next(network.parameters()).device
+    rows = [
+        network(to_input(torch.from_numpy(pixels_NSS3[i : i + batch_size])).to(device)).float().cpu()
+        for i in range(0, len(pixels_NSS3), batch_size)
+    ]
+    return torch.cat(rows) if rows else torch.zeros(0, 0)
+
+
+@dataclass(frozen=True)
+class Engine:
+    """The three networks, loaded, and what they are: all that reading a photograph needs of torch."""
+
+    detector: Detector
+    classifier: SignClassifier
+    byt5: Any
+    inventory: Inventory
+    tiles: TileSettings
+    crops: CropSize
+    compact: bool
+    temperature: float
+    provenance: dict[str, str]
+
+    @classmethod
+    def load(cls, config: ReadConfig) -> "Engine":
+        """Load the weights that a config names, or those that ship.
+
+        Raises:
+            CheckpointError, FileNotFoundError: weights are damaged or absent.
+            InventoryMismatch: detector and classifier were made for different inventories.
+        """
+        if config.threads:
+            torch.set_num_threads(config.threads)
+        paths = {
+            "detect": Path(config.detector) if config.detector else shipped("detect"),
+            "classify": Path(config.classifier) if config.classifier else shipped("classify"),
+            "transliterate": Path(config.transliterator) if config.transliterator else shipped("transliterate"),
+        }
+        detector, detect_config, detect_file = load_detector(paths["detect"])
+        classifier, classify_config, classify_file = load_classifier(paths["classify"])
+        byt5, byt5_config, byt5_file = load_byt5(paths["transliterate"])
+        inventory = inventory_of(classify_file, paths["classify"])
+        inventory.require(detect_file.card["inventory_hash"], str(paths["detect"]))
+        files = {"detector": detect_file, "classifier": classify_file, "transliterator": byt5_file}
+        return cls(
+            detector,
+            classifier,
+            byt5,
+            inventory,
+            tile_settings(detect_config, config.precision),
+            CropSize(classify_config.data.crop_px, classify_config.data.context),
+            byt5_config.model.sign_encoding == "compact",
+            float(classify_file.card.get("temperature", 1.0)),
+            {name: _describe(file) for name, file in files.items()},
+        )
+
+    def find(self, rgb_HW3: npt.NDArray[np.uint8], threshold: float) -> Detections:
+        """Find signs on an upright photograph."""
+        found = find_signs(self.detector, rgb_HW3, self.tiles)
+        keep = found.scores_N >= threshold
+        return replace(
+            found, boxes_N4=found.boxes_N4[keep], scores_N=found.scores_N[keep], classes_N=found.classes_N[keep]
+        )
+
+    def classify(self, rgb_HW3: npt.NDArray[np.uint8], boxes_N4: Floats, top_k: int) -> tuple[Floats, npt.NDArray[np.int64]]:
+        """Name the signs in boxes (N, 4): probabilities (N, K) and class ids (N, K), best first."""
+        if not len(boxes_N4):
+            return np.zeros((0, top_k)), np.zeros((0, top_k), np.int64)
+        logits = classify_crops(self.classifier, cut_crops(rgb_HW3, boxes_N4, self.crops))
+        best = (logits / self.temperature).softmax(1).topk(min(top_k, logits.shape[1]))
+        return best.values.double().numpy(), best.indices.numpy()
+
+    def transliterate(self, lines: Sequence[tuple[Sequence[str], str]], beams: int) -> list[tuple[list[str], float]]:
+        """Read lines of (code points, language): pieces per code point, and a mean log probability."""
+        return transliterate(self.byt5, lines, compact=self.compact, beams=beams)
+
+
+def _describe(file: ModelFile) -> str:
+    card = file.card
+    return f"{card['stage']} {card['config']['name']}, commit {card.get('commit', 'unknown')}, sha256 {card['sha256'][:12]}"

@@ -31,10 +31,12 @@ from dubsar.datasets.sources import data_root
 from dubsar.datasets.synthetic.glyphs import FontError, GlyphFont, available_fonts
 from dubsar.datasets.synthetic.scene import render_sign
 from dubsar.models.backbones import SignClassifier
-from dubsar.models.checkpoint import load_model, save_model
+from dubsar.models.checkpoint import save_model
 from dubsar.pipelines.levers.resolve import Resolved, resolve
 from dubsar.pipelines.metrics import ClassScores, score_classes
+from dubsar.pipelines.networks import build_classifier
 from dubsar.pipelines.optim import build_optimizer
+from dubsar.pipelines.reading.engine import classify_crops, to_input
 from dubsar.pipelines.training import RunFolder, build_trainer, commit, hardware, one_batch
 
 LICENCE = (
@@ -142,11 +144,6 @@ def centre(pixels_SS3: npt.NDArray[np.uint8], side: int) -> npt.NDArray[np.uint8
     return pixels_SS3[first : first + side, first : first + side]
 
 
-def to_input(pixels_BSS3: torch.Tensor) -> torch.Tensor:
-    """Turn uint8 crops (B, S, S, 3) into the network's input (B, 3, S, S) in 0-1."""
-    return pixels_BSS3.permute(0, 3, 1, 2).float() / 255
-
-
 def read_crops(root: Path, split: str, size: CropSize, inventory: Inventory, limit: int = 0) -> Crops:
     """Cut the crops of a split; each photograph is decoded once."""
     pixels, classes = [], []
@@ -163,18 +160,6 @@ def read_crops(root: Path, split: str, size: CropSize, inventory: Inventory, lim
     return Crops(np.concatenate(pixels)[:end], np.concatenate(classes).astype(np.int64)[:end])
 
 
-@torch.inference_mode()
-def classify_crops(network: SignClassifier, pixels_NSS3: npt.NDArray[np.uint8], batch_size: int = 128) -> torch.Tensor:
-    """Return logits (N, classes) in float32 for crops without border."""
-    network.eval()
-    device = next(network.parameters()).device
-    rows = [
-        network(to_input(torch.from_numpy(pixels_NSS3[i : i + batch_size])).to(device)).float().cpu()
-        for i in range(0, len(pixels_NSS3), batch_size)
-    ]
-    return torch.cat(rows) if rows else torch.zeros(0, 0)
-
-
 def score_crops(network: SignClassifier, crops: Crops) -> ClassScores:
     """Classify and score crops."""
     return score_classes(classify_crops(network, crops.pixels_NSS3).numpy(), crops.classes_N)
@@ -184,7 +169,7 @@ def build(config: ClassifyConfig, levers: Resolved) -> tuple[ClassifySystem, Dat
     """Turn the config into a system and its training batches."""
     data, root = config.data, data_root()
     inventory = Inventory.from_classes_tsv(root / "tablet-signs" / "classes.tsv")
-    network = build_network(config, len(inventory))
+    network = build_classifier(config, len(inventory))
     if levers["channels_last"]:
         network.to(memory_format=torch.channels_last)
     if levers["checkpointing"] == "full":
@@ -205,30 +190,6 @@ def _fonts(root: Path) -> list[GlyphFont]:
         return available_fonts(root / "sign-list" / "assyrian_font.tsv")
     except FontError as error:
         raise FontError(f"data.synthetic_fraction: {error}; or set it to 0") from error
-
-
-def build_network(config: ClassifyConfig, inventory_size: int) -> SignClassifier:
-    """Build the network that a config describes."""
-    model = config.model
-    return SignClassifier(
-        model.backbone,
-        inventory_size,
-        pretrained=model.pretrained,
-        weights=model.weights,
-        drop_rate=model.drop_rate,
-        drop_path_rate=model.drop_path_rate,
-    )
-
-
-def load_classifier(path: Path) -> tuple[SignClassifier, ClassifyConfig, Inventory]:
-    """Load trained weights in evaluation mode, with their config and the inventory that their outputs index."""
-    file = load_model(path, "classify")
-    config = ClassifyConfig.model_validate(file.card["config"], strict=False)
-    inventory = Inventory.from_list(file.card["inventory"])
-    inventory.require(file.card["inventory_hash"], str(path))
-    network = build_network(config.model_copy(update={"model": config.model.model_copy(update={"weights": "", "pretrained": False})}), len(inventory))
-    network.load_state_dict(file.state)
-    return network.eval(), config, inventory
 
 
 def run(config: ClassifyConfig, folder: RunFolder, *, resume: bool = False) -> dict[str, float]:

@@ -27,12 +27,13 @@ from dubsar.datasets.images import load_image
 from dubsar.datasets.inventory import Inventory
 from dubsar.datasets.sources import data_root
 from dubsar.datasets.windows import UNLABELLED_WEIGHT, Picture, make_picture, random_window
-from dubsar.models.checkpoint import load_model, save_model
+from dubsar.models.checkpoint import save_model
 from dubsar.models.detector import STRIDE, Detector
 from dubsar.pipelines.levers.resolve import Resolved, resolve
 from dubsar.pipelines.metrics import Found, average_precision
+from dubsar.pipelines.networks import build_detector
 from dubsar.pipelines.optim import build_optimizer
-from dubsar.pipelines.reading.engine import TileSettings, find_signs
+from dubsar.pipelines.reading.engine import find_signs, tile_settings
 from dubsar.pipelines.training import RunFolder, build_trainer, commit, hardware, one_batch
 
 LICENCE = (
@@ -157,12 +158,6 @@ def score_photographs(network: Detector, photographs: list[Photograph], config: 
     return average_precision(found)
 
 
-def tile_settings(config: DetectConfig, precision: str | None = None) -> TileSettings:
-    """Return how a detector trained by ``config`` wants photographs to be shown."""
-    data = config.data
-    return TileSettings(data.tile, data.overlap, data.sign_px, data.batch_size, precision or "fp32")
-
-
 def build(config: DetectConfig, levers: Resolved) -> tuple[DetectSystem, DataLoader[Any]]:
     """Turn the config into a system and its training batches.
 
@@ -172,7 +167,7 @@ def build(config: DetectConfig, levers: Resolved) -> tuple[DetectSystem, DataLoa
     if config.data.tile % STRIDE:
         raise ValueError(f"data.tile is {config.data.tile}, expected a multiple of {STRIDE}")
     root = data_root()
-    network = build_network(config, len(Inventory.from_classes_tsv(root / "tablet-signs" / "classes.tsv")))
+    network = build_detector(config, len(Inventory.from_classes_tsv(root / "tablet-signs" / "classes.tsv")))
     if levers["channels_last"]:
         network.to(memory_format=torch.channels_last)
     if levers["compile"] != "off":
@@ -182,22 +177,6 @@ def build(config: DetectConfig, levers: Resolved) -> tuple[DetectSystem, DataLoa
     loader = DataLoader(windows, batch_size=None, num_workers=config.trainer.workers)
     dev = [p for p in read_tablet_signs(root, split="dev") if p.boxes][: config.data.limit or None]
     return DetectSystem(network, dev, config, levers), loader
-
-
-def build_network(config: DetectConfig, inventory_size: int) -> Detector:
-    """Build the network that a config describes."""
-    model = config.model
-    classes = inventory_size if model.classes == "inventory" else 1
-    return Detector(model.scale, classes, (model.box_gain, model.cls_gain, model.dfl_gain))
-
-
-def load_detector(path: Path) -> tuple[Detector, DetectConfig]:
-    """Load trained weights in evaluation mode, with the config that they were trained by."""
-    file = load_model(path, "detect")
-    config = DetectConfig.model_validate(file.card["config"], strict=False)
-    network = build_network(config, len(file.card["inventory"]))
-    network.load_state_dict(file.state)
-    return network.eval(), config
 
 
 def run(config: DetectConfig, folder: RunFolder, *, resume: bool = False) -> dict[str, float]:

@@ -25,22 +25,20 @@ from dubsar.datasets.alignment import ReadingTable, align
 from dubsar.datasets.lines import LinePair, read_line_pairs
 from dubsar.datasets.sources import data_root
 from dubsar.datasets.text import CANONICAL_FORM
-from dubsar.models.checkpoint import load_model, save_model
+from dubsar.models.checkpoint import save_model
 from dubsar.models.transliterator import (
     IGNORED,
     PAD,
     SENTINELS,
-    Size,
-    build_transliterator,
     clean,
     encode_pieces,
     encode_signs,
-    load_pretrained,
     pad,
     transliterate,
 )
 from dubsar.pipelines.levers.resolve import Resolved, resolve
 from dubsar.pipelines.metrics import TextScores, score_text
+from dubsar.pipelines.networks import build_byt5
 from dubsar.pipelines.optim import build_optimizer
 from dubsar.pipelines.training import RunFolder, build_trainer, commit, hardware, one_batch
 
@@ -208,7 +206,7 @@ def score_lines(network: Any, lines: list[LinePair], *, compact: bool, beams: in
 def build(config: TransliterateConfig, levers: Resolved) -> tuple[TransliterateSystem, DataLoader[Any]]:
     """Turn the config into a system and its training batches."""
     model, data = config.model, config.data
-    network = build_network(config, attention="sdpa" if levers["attention"] == "sdpa" else "eager")
+    network = build_byt5(config, attention="sdpa" if levers["attention"] == "sdpa" else "eager")
     if levers["checkpointing"] == "full":
         network.gradient_checkpointing_enable({"use_reentrant": False})
     if levers["compile"] == "full":
@@ -222,26 +220,6 @@ def build(config: TransliterateConfig, levers: Resolved) -> tuple[TransliterateS
     sampler = TokenBudget(lengths, data.batch_tokens, bucket=levers["packing"] == "bucket", seed=config.trainer.seed)
     loader = DataLoader(lines, batch_sampler=sampler, collate_fn=collate, num_workers=config.trainer.workers)
     return TransliterateSystem(network, dev, config, levers), loader
-
-
-def build_network(config: TransliterateConfig, attention: str = "eager") -> Any:
-    """Build the network that a config describes, with random or pretrained weights."""
-    model = config.model
-    if model.pretrained:
-        return load_pretrained(model.pretrained, attention)
-    size = Size(
-        model.d_model, model.d_kv, model.d_ff, model.heads, model.encoder_layers, model.decoder_layers, model.dropout
-    )
-    return build_transliterator(size, attention)
-
-
-def load_transliterator(path: Path) -> tuple[Any, TransliterateConfig]:
-    """Load trained weights in evaluation mode, with the config that they were trained by."""
-    file = load_model(path, "transliterate")
-    config = TransliterateConfig.model_validate(file.card["config"], strict=False)
-    network = build_network(config)
-    network.load_state_dict(file.state)
-    return network.eval(), config
 
 
 def run(config: TransliterateConfig, folder: RunFolder, *, resume: bool = False) -> dict[str, float]:

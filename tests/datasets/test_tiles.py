@@ -50,6 +50,20 @@ def test_nms_ties_keep_the_earlier_box():
     assert nms([[0, 0, 9, 10], [0, 0, 10, 10]], [0.5, 0.5], 0.5).tolist() == [0]
 
 
+def test_nms_equals_comparing_every_pair():
+    rng = np.random.default_rng(4)
+    corner = rng.uniform(0, 300, (400, 2))
+    boxes, scores = np.concatenate([corner, corner + rng.uniform(5, 90, (400, 2))], 1), rng.random(400)
+    for ios in (None, 0.7):
+        kept = []
+        for i in np.argsort(-scores):
+            repeats = [iou_matrix(boxes[i], boxes[k])[0, 0] > 0.3 for k in kept]
+            repeats += [ios is not None and ios_matrix(boxes[i], boxes[k])[0, 0] > ios for k in kept]
+            if not any(repeats):
+                kept.append(i)
+        assert nms(boxes, scores, 0.3, ios=ios).tolist() == kept
+
+
 def test_scores_must_fit():
     with pytest.raises(ValueError, match="1 scores for 2 boxes"):
         nms([[0, 0, 1, 1]] * 2, [0.5], 0.5)
@@ -153,6 +167,14 @@ def test_sign_wider_than_the_overlap_is_united():
     sign = np.array([[290.0, 50.0, 420.0, 90.0]])
     views = [detect(sign, t) for t in tiles]
     assert [len(b) for b, _ in views] == [1, 1]
+    found, _, _ = merge_tiles(tiles, [b for b, _ in views], [s for _, s in views])
+    assert found.tolist() == sign.tolist()
+
+
+def test_piece_of_a_sign_that_begins_at_the_neighbour_s_border_is_dropped():
+    tiles = tile_grid(700, 400, 400, 100)
+    sign = np.array([[303.0, 50.0, 420.0, 90.0]])  # 3 px into the second tile, cut off in the first
+    views = [detect(sign, t) for t in tiles]
     found, _, _ = merge_tiles(tiles, [b for b, _ in views], [s for _, s in views])
     assert found.tolist() == sign.tolist()
 

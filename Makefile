@@ -1,0 +1,44 @@
+# Every target sets itself up on a fresh machine: Python 3.11 or newer and make are enough.
+VENV ?= .venv
+PHOTO ?= datasets/sample/tablet.jpg
+OUT ?= out
+export PYTHONSAFEPATH = 1
+BIN = $(VENV)/bin
+
+.PHONY: read test check types train-small notebooks clean
+
+read: $(VENV)/.installed ## transliterate PHOTO and write its report to OUT
+	$(BIN)/dubsar read $(PHOTO) -o $(OUT)
+
+test: $(VENV)/.installed-dev
+	$(BIN)/pytest
+
+check: $(VENV)/.installed-dev types ## what must pass before a commit
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pytest
+
+types: $(VENV)/.installed-dev
+	$(BIN)/mypy
+
+train-small: $(VENV)/.installed ## train the weights that ship, on two CPU cores
+	$(BIN)/dubsar train transliterate --overwrite
+	$(BIN)/dubsar train detect --overwrite
+	$(BIN)/dubsar train classify --overwrite
+
+notebooks: $(VENV)/.installed-dev ## generate the .ipynb from notebooks/src, outputs stripped
+	$(BIN)/pip install -q -e '.[notebooks]'
+	for script in notebooks/src/*.py; do $(BIN)/jupytext --to ipynb --output notebooks/$$(basename $${script%.py}).ipynb $$script; done
+
+clean:
+	rm -rf out runs build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache
+
+$(VENV)/.installed: pyproject.toml
+	test -x $(BIN)/python || python3 -m venv $(VENV)
+	$(BIN)/pip install -q -e .
+	touch $@
+
+$(VENV)/.installed-dev: pyproject.toml
+	test -x $(BIN)/python || python3 -m venv $(VENV)
+	$(BIN)/pip install -q -e '.[dev]'
+	touch $@ $(VENV)/.installed

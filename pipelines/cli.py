@@ -1,0 +1,237 @@
+"""The ``dubsar`` command. Commands only: bodies live below, and nothing heavy is imported before a command needs it.
+
+Exit status: 0 done; 1 some inputs failed; 2 wrong use or bad input; 3 all inputs failed; 4 nothing could be written
+(disk full); 5 the training diverged.
+"""
+
+import errno
+import os
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+SOME_FAILED, WRONG_USE, ALL_FAILED, NOT_WRITTEN, DIVERGED = 1, 2, 3, 4, 5
+
+app = typer.Typer(
+    help="Read cuneiform tablets, and train every model that this takes.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+data_app = typer.Typer(help="Look after data sets.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+
+class Stage(StrEnum):
+    """Trainable stages."""
+
+    classify = "classify"
+    detect = "detect"
+    transliterate = "transliterate"
+
+
+class Evaluated(StrEnum):
+    """What can be evaluated."""
+
+    classify = "classify"
+    detect = "detect"
+    transliterate = "transliterate"
+    read = "read"
+
+
+class Split(StrEnum):
+    """Splits of the data. Tune on dev; test is for the final number."""
+
+    train = "train"
+    dev = "dev"
+    test = "test"
+
+
+Overrides = Annotated[list[str] | None, typer.Argument(help="Overrides such as `optim.lr=3e-4`.", show_default=False)]
+
+
+@app.command()
+def read(
+    source: Annotated[Path, typer.Argument(help="A photograph, or a folder of them.", show_default=False)],
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="Folder for report, JSON, CSV, text, picture.")] = None,
+    config: Annotated[Path | None, typer.Option(help="A YAML like configs/read.yaml.")] = None,
+    language: Annotated[str | None, typer.Option(help="akk, hit or xhu.")] = None,
+    max_megapixels: Annotated[float | None, typer.Option(help="Refuse larger pictures.")] = None,
+) -> None:
+    """Transliterate a photograph, or a folder of photographs.
+
+    Examples:
+
+        dubsar read tablet.jpg
+
+        dubsar read photographs/ -o out/ --language hit
+
+        dubsar read tablet.jpg -o out/ detect_threshold=0.4 beams=4
+    """
+    from dubsar.pipelines.reading.folder import read_photographs
+
+    given = {"language": language, "max_megapixels": max_megapixels}
+    settings = [*(overrides or []), *(f"{key}={value}" for key, value in given.items() if value is not None)]
+    outcome = read_photographs(source, out, _read_config(config, settings))
+    if outcome.failed:
+        raise typer.Exit(SOME_FAILED if outcome.done else ALL_FAILED)
+
+
+@app.command()
+def train(
+    stage: Stage,
+    overrides: Overrides = None,
+    config: Annotated[Path | None, typer.Option(help="A YAML; without it the stage's own, which ships.")] = None,
+    run: Annotated[Path | None, typer.Option(help="Run folder; without it runs/<stage>/<name>.")] = None,
+    resume: Annotated[bool, typer.Option(help="Go on from the newest checkpoint.")] = False,
+    overwrite: Annotated[bool, typer.Option(help="Start anew in a folder that is not empty.")] = False,
+    dry_run: Annotated[bool, typer.Option(help="Print what would run, and write nothing.")] = False,
+) -> None:
+    """Train a stage end to end.
+
+    Examples:
+
+        dubsar train classify
+
+        dubsar train transliterate --config configs/debug/transliterate.yaml --overwrite
+
+        dubsar train detect trainer.max_steps=3000 --dry-run
+    """
+    from dubsar.pipelines.launch import describe, launch
+
+    resolved = _stage_config(stage.value, config, overrides)
+    if dry_run:
+        describe(resolved)
+        return
+    launch(resolved, run or Path("runs") / stage.value / resolved.name, resume=resume, overwrite=overwrite)
+
+
+@app.command()
+def evaluate(
+    what: Evaluated,
+    overrides: Overrides = None,
+    split: Annotated[Split, typer.Option(help="Tune on dev; test is for the final number.")] = Split.dev,
+    weights: Annotated[Path | None, typer.Option(help="Weights; without it those that ship.")] = None,
+    limit: Annotated[int, typer.Option(help="At most so many photographs or lines; 0: all.")] = 0,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="Also write the scores as JSON.")] = None,
+) -> None:
+    """Score a stage, or reading from photograph to text.
+
+    Examples:
+
+        dubsar evaluate classify --split test
+
+        dubsar evaluate read --split test -o scores.json
+    """
+    from dubsar.pipelines.evaluation import evaluate_read, evaluate_stage
+
+    if what is Evaluated.read:
+        evaluate_read(_read_config(None, overrides or []), split.value, limit=limit, out=out)
+    else:
+        evaluate_stage(what.value, weights, split.value, limit=limit, out=out)
+
+
+@app.command()
+def synth(
+    count: Annotated[int, typer.Argument(min=1, help="How many tablets.", show_default=False)],
+    out: Annotated[Path, typer.Option("-o", "--out", help="A new or empty folder.", show_default=False)],
+    font: Annotated[list[Path] | None, typer.Option(help="Your own font; may be given several times.")] = None,
+    seed: Annotated[int, typer.Option(help="Same seed, same tablets.")] = 0,
+    text: Annotated[str | None, typer.Option(help="Draw text from a line table: oracc or hittite.")] = None,
+) -> None:
+    """Render synthetic tablets with exact boxes and text.
+
+    No font here has Hittite sign shapes: Noto's are monumental, Assyrian's Neo-Assyrian. Bring your own with --font.
+
+    Examples:
+
+        dubsar synth 20 -o synthetic/
+
+        dubsar synth 20 -o synthetic/ --font MyHittite.ttf --text hittite
+    """
+    from dubsar.pipelines.launch import render_tablets
+
+    render_tablets(count, out, seed=seed, fonts=font or [], text=text)
+
+
+@app.command("config")
+def show_config(stage: Annotated[str, typer.Argument(help="classify, detect, transliterate or read.")], overrides: Overrides = None) -> None:
+    """Print a stage's config as it would run, ready to be saved and changed.
+
+    Example:
+
+        dubsar config classify optim.lr=1e-3 > mine.yaml
+    """
+    from dubsar.configs.base import dump
+
+    resolved = _read_config(None, overrides or []) if stage == "read" else _stage_config(stage, None, overrides)
+    typer.echo(dump(resolved), nl=False)
+
+
+@app.command()
+def doctor() -> None:
+    """Say what this machine can do: devices, memory, fonts, data, shipped weights, and which levers can act."""
+    from dubsar.pipelines.doctor import examine
+
+    examine()
+
+
+@data_app.command("check")
+def data_check(
+    root: Annotated[Path | None, typer.Argument(help="Data folder; without it DUBSAR_DATA or ../shared/data.")] = None,
+) -> None:
+    """Report every defect of a data set with file and line, and leaks between splits. Exit status 1 where there are errors."""
+    from dubsar.pipelines.data_report import report_defects
+
+    if report_defects(root):
+        raise typer.Exit(SOME_FAILED)
+
+
+@data_app.command("list")
+def data_list() -> None:
+    """List public sources that can be fetched by hand, with address and licence."""
+    from dubsar.pipelines.data_report import list_sources
+
+    list_sources()
+
+
+def _stage_config(stage: str, path: Path | None, overrides: list[str] | None) -> Any:
+    from dubsar.configs.base import ConfigError, load
+    from dubsar.configs.schema import STAGES, shipped_config
+
+    if stage not in STAGES:
+        raise ConfigError(f"stage is {stage!r}, expected one of {', '.join([*STAGES, 'read'])}")
+    return load(path or shipped_config(stage), STAGES[stage], tuple(overrides or ()))
+
+
+def _read_config(path: Path | None, overrides: list[str]) -> Any:
+    from dubsar.configs.base import load
+    from dubsar.configs.schema import ReadConfig, shipped_config
+
+    return load(path or shipped_config("read"), ReadConfig, tuple(overrides))
+
+
+def main() -> None:
+    """Run the command line; turn expected faults into one line and an exit status."""
+    try:
+        app()
+    except (ValueError, FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError) as error:
+        _fail(error, WRONG_USE)
+    except OSError as error:
+        _fail(error, NOT_WRITTEN if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS} else WRONG_USE)
+    except RuntimeError as error:
+        if type(error).__name__ != "DivergedError":
+            raise
+        _fail(error, DIVERGED)
+
+
+def _fail(error: Exception, status: int) -> None:
+    if os.environ.get("DUBSAR_DEBUG"):
+        raise error
+    print(f"dubsar: {error}", file=sys.stderr)
+    sys.exit(status)

@@ -1,0 +1,89 @@
+"""What `dubsar doctor` prints: what this machine can do, and what is missing for the rest."""
+
+import os
+import platform
+import shutil
+from importlib.metadata import version
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from dubsar.configs.blocks import Dora, Efficiency, Ema, Swa
+from dubsar.datasets.sources import data_root
+from dubsar.datasets.synthetic.glyphs import FontError, available_fonts
+from dubsar.models.checkpoint import CheckpointError, load_model, shipped
+from dubsar.pipelines.levers.resolve import resolve
+from dubsar.pipelines.levers.table import STAGES
+from dubsar.pipelines.training import hardware
+
+# every lever on, so that the resolver says for each what it would become here
+ALL_ON = Efficiency(
+    precision="bf16",
+    compile="per_block",
+    attention="flash",
+    fused_optimizer=True,
+    packing="auto",
+    ema=Ema(),
+    swa=Swa(),
+    dora=Dora(),
+    checkpointing="selective",
+    cuda_graphs=True,
+    channels_last=True,
+    liger=True,
+)
+
+
+def examine() -> None:
+    """Print machine, fonts, data, weights and levers."""
+    console = Console(soft_wrap=True)
+    table = Table("what", "found", show_header=False)
+    table.add_row("dubsar", version("dubsar"))
+    table.add_row("Python, torch", f"{platform.python_version()}, {torch.__version__}")
+    table.add_row("computes on", hardware())
+    table.add_row("bf16 on CPU", _bf16())
+    table.add_row("memory", _memory())
+    table.add_row("free disk here", f"{shutil.disk_usage('.').free / 2**30:.0f} GiB")
+    table.add_row("fonts", _fonts())
+    table.add_row("data", _data())
+    for stage in sorted(STAGES):
+        table.add_row(f"weights, {stage}", _weights(stage))
+    console.print(table)
+    levers = Table("lever", *sorted(STAGES), title="if asked for, each lever becomes")
+    resolved = {stage: resolve(ALL_ON, stage) for stage in sorted(STAGES)}
+    for i, row in enumerate(next(iter(resolved.values())).rows):
+        cells = [r.rows[i] for r in resolved.values()]
+        levers.add_row(row.lever, *(f"{c.resolved}" + (f" ({c.why})" if c.why else "") for c in cells))
+    console.print(levers)
+
+
+def _bf16() -> str:
+    capability = torch.backends.cpu.get_cpu_capability()
+    native = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return f"{capability}, " + ("native bf16 kernels" if native else "no native bf16: slower than fp32")
+
+
+def _memory() -> str:
+    pages, page = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+    return f"{pages * page / 2**30:.0f} GiB"
+
+
+def _fonts() -> str:
+    table = data_root() / "sign-list" / "assyrian_font.tsv"
+    try:
+        return ", ".join(f.name for f in available_fonts(table if table.exists() else None))
+    except FontError as error:
+        return f"none: {error}"
+
+
+def _data() -> str:
+    root = data_root()
+    return str(root) if root.is_dir() else f"{root} is not there; set DUBSAR_DATA (needed to train and evaluate, not to read)"
+
+
+def _weights(stage: str) -> str:
+    try:
+        card = load_model(shipped(stage), stage).card
+    except (FileNotFoundError, CheckpointError) as error:
+        return f"not usable: {error}"
+    return f"{card['config']['name']}, {card['parameters']:,} parameters, {card['licence'].split('.')[0]}"

@@ -1,0 +1,120 @@
+"""What `dubsar evaluate` does: score shipped or given weights on a split, print a table, write JSON on request."""
+
+import resource
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from dubsar.configs.schema import ReadConfig
+from dubsar.datasets.formats.catf import read_catf
+from dubsar.datasets.formats.tablet_signs import Photograph, read_tablet_signs
+from dubsar.datasets.images import ImageError
+from dubsar.datasets.lines import read_line_pairs
+from dubsar.datasets.sources import data_root
+from dubsar.models.checkpoint import shipped
+from dubsar.pipelines.metrics import Found, average_precision
+from dubsar.pipelines.networks import inventory_of, load_byt5, load_classifier, load_detector
+from dubsar.pipelines.reading.evaluate import ReadScores, add_signs, add_text
+from dubsar.pipelines.training import commit, hardware, write_json
+
+Scores = dict[str, dict[str, float]]
+
+
+def evaluate_stage(stage: str, weights: Path | None, split: str, *, limit: int = 0, out: Path | None = None) -> Scores:
+    """Score one stage's weights on a split, and print and return the scores by subset."""
+    path = weights or shipped(stage)
+    scores = {"classify": _classify, "detect": _detect, "transliterate": _transliterate}[stage](path, split, limit)
+    _report(f"{stage} on {split}", scores, out)
+    return scores
+
+
+def _classify(path: Path, split: str, limit: int) -> Scores:
+    """Score crops cut from true boxes: all, and by source of the photographs."""
+    from dubsar.datasets.crops import CropSize
+    from dubsar.pipelines.stages.classify import read_crops, score_crops
+
+    network, config, file = load_classifier(path)
+    size = CropSize(config.data.crop_px, config.data.context)
+    crops = read_crops(data_root(), split, size, inventory_of(file, path), limit)
+    return {"true boxes": score_crops(network, crops).to_dict()}
+
+
+def _detect(path: Path, split: str, limit: int) -> Scores:
+    """Score class-agnostic detection on the CompVis part, the eBL part, and both."""
+    from dubsar.pipelines.stages.detect import score_photographs
+
+    network, config, _ = load_detector(path)
+    photographs = [p for p in read_tablet_signs(data_root(), split=split) if p.boxes]
+    parts = {s: [p for p in photographs if p.source == s][: limit or None] for s in ("compvis", "ebl")}
+    return {name: score_photographs(network, part, config) | {"photographs": len(part)} for name, part in parts.items() if part}
+
+
+def _transliterate(path: Path, split: str, limit: int) -> Scores:
+    """Score lines by source; Hittite also on KBo 32.14 alone, whose tablet is in no other split."""
+    from dubsar.pipelines.stages.transliterate import score_lines
+
+    network, config, _ = load_byt5(path)
+    compact = config.model.sign_encoding == "compact"
+    scores: Scores = {}
+    for source in config.data.sources:
+        lines = [p for p in read_line_pairs(data_root(), source, split) if p.language != "xhu" and p.signs]
+        scores[source] = score_lines(network, lines[: limit or None], compact=compact, beams=config.model.beams).to_dict()
+        alone = [p for p in lines if p.text_id == "KBo 32.14"]
+        if alone:
+            scores["hittite, KBo 32.14"] = score_lines(network, alone, compact=compact, beams=config.model.beams).to_dict()
+    return scores
+
+
+def evaluate_read(config: ReadConfig, split: str, *, limit: int = 0, out: Path | None = None) -> Scores:
+    """Read every photograph of a split and score it from boxes to text; a photograph that fails counts in full."""
+    from dubsar.pipelines.reading.read import load_engine, read_photograph
+
+    root, engine = data_root(), load_engine(config)
+    scores, found = ReadScores(), []
+    photographs = read_tablet_signs(root, split=split)[: limit or None]
+    for photograph in track(photographs, "reading", console=Console(stderr=True), disable=not Console().is_terminal):
+        tablet = None
+        try:
+            reading = read_photograph(photograph.path, engine, config)
+            tablet = reading.tablet
+            scores.seconds.append(reading.seconds)
+        except ImageError as error:
+            print(f"failed, counted as all deletions: {error}")
+        boxes = np.array([b.box_xyxy for b in photograph.boxes], dtype=np.float64).reshape(-1, 4)
+        add_signs(scores, tablet, boxes, [b.glyph for b in photograph.boxes])
+        atf = root / "tablet-signs" / "text" / f"{photograph.object_id}.atf"
+        if atf.exists():
+            add_text(scores, tablet, read_catf(atf))
+        if photograph.source == "compvis":
+            found.append(_named(photograph, tablet, engine.inventory.id_of_glyph, boxes))
+    summary = scores.summary() | {"peak_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}
+    named = {f"{k} with class, compvis": v for k, v in average_precision(found).items()}
+    result = {"read": summary | named}
+    _report(f"read on {split}, {len(photographs)} photographs", result, out)
+    return result
+
+
+def _named(photograph: Photograph, tablet: Any, ids: dict[str, int], true: Any) -> Found:
+    """Put a reading beside the truth for average precision with class: score = probability of the named sign."""
+    signs = [s for s in tablet.signs() if s.box is not None] if tablet else []
+    return Found(
+        np.array([s.box for s in signs], dtype=np.float64).reshape(-1, 4),
+        np.array([s.confidence for s in signs], dtype=np.float64),
+        np.array([ids.get(s.glyph, 0) for s in signs], dtype=np.int64),
+        true,
+        np.array([ids[b.glyph] for b in photograph.boxes], dtype=np.int64),
+    )
+
+
+def _report(title: str, scores: Scores, out: Path | None) -> None:
+    names = list(dict.fromkeys(k for part in scores.values() for k in part))
+    table = Table("measure", *scores, title=f"{title} (commit {commit()}, {hardware()})")
+    for name in names:
+        table.add_row(name, *(f"{part[name]:.2f}" if name in part else "" for part in scores.values()))
+    Console(soft_wrap=True).print(table)
+    if out is not None:
+        write_json(out, {"title": title, "commit": commit(), "hardware": hardware(), "scores": scores})

@@ -1,0 +1,84 @@
+"""What the commands `train` and `synth` do: start a run, describe one without starting it, render tablets."""
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from dubsar.configs.base import dump
+from dubsar.configs.schema import StageConfig
+from dubsar.datasets.lines import read_line_pairs
+from dubsar.datasets.sources import data_root, require_data
+from dubsar.datasets.synthetic.glyphs import available_fonts
+from dubsar.datasets.synthetic.scene import write_tablets
+from dubsar.pipelines.levers.resolve import Resolved, resolve
+from dubsar.pipelines.training import open_run, seed_everything
+
+_BYTES_PER_PARAMETER = 16  # float32 weight, gradient and AdamW's two moments
+
+
+def stage_module(stage: str) -> Any:
+    """Import a stage's module."""
+    return importlib.import_module(f"dubsar.pipelines.stages.{stage}")
+
+
+def launch(config: StageConfig, folder: Path, *, resume: bool = False, overwrite: bool = False) -> dict[str, float]:
+    """Train a stage in its run folder and print the scores of its best weights on dev."""
+    levers = resolve(config.efficiency, config.stage)
+    require_data(data_root())  # before anything is written
+    seed_everything(config.trainer)
+    run = open_run(folder, config, levers, resume=resume, overwrite=overwrite)
+    print_levers(levers)
+    scores: dict[str, float] = stage_module(config.stage).run(config, run, resume=resume)
+    print(f"{folder}: best weights on dev  " + "  ".join(f"{k} {v:.4g}" for k, v in scores.items()))
+    return scores
+
+
+def describe(config: StageConfig) -> None:
+    """Print config, levers, size, memory, class histogram and the shapes of the first batch; write nothing."""
+    levers = resolve(config.efficiency, config.stage)
+    print(dump(config))
+    print_levers(levers)
+    seed_everything(config.trainer)
+    system, loader = stage_module(config.stage).build(config, levers)
+    parameters = sum(p.numel() for p in system.parameters())
+    print(f"parameters: {parameters:,}; weights, gradients and optimizer: {parameters * _BYTES_PER_PARAMETER / 2**20:.0f} MiB")
+    batch = next(iter(loader))
+    print("first batch: " + "  ".join(f"{name} {tuple(t.shape)} {str(t.dtype).removeprefix('torch.')}" for name, t in batch.items()))
+    for name in ("classes_B", "cls"):
+        if name in batch:
+            classes, counts = torch.unique(batch[name].long(), return_counts=True)
+            print(f"classes in it: {dict(zip(classes.tolist(), counts.tolist(), strict=True))}")
+
+
+def print_levers(levers: Resolved) -> None:
+    """Print asked, resolved and why for each lever that was asked for."""
+    table = Table("lever", "class", "asked", "resolved", "why", title="efficiency levers (all others off)")
+    for row in levers.rows:
+        if row.asked not in (None, False, "off", "fp32", "eager", "default"):
+            table.add_row(row.lever, row.exactness, str(row.asked), str(row.resolved), row.why)
+    if table.row_count:
+        Console(soft_wrap=True).print(table)
+
+
+def render_tablets(count: int, out: Path, *, seed: int, fonts: list[Path], text: str | None) -> None:
+    """Render tablets into a folder, with text from a line table where one is named.
+
+    Raises:
+        FontError: no font is found.
+        ValueError: no such line table.
+    """
+    lines = None
+    if text is not None:
+        if text not in {"oracc", "hittite"}:
+            raise ValueError(f"--text is {text!r}, expected oracc or hittite")
+        lines = [(p.signs, p.translit) for p in read_line_pairs(data_root(), text, "train") if p.signs]  # type: ignore[arg-type]
+    glyph_table = data_root() / "sign-list" / "assyrian_font.tsv"
+    if not glyph_table.exists():
+        print(f"{glyph_table} is not there, so the font Assyrian cannot be used: shapes are monumental (set DUBSAR_DATA)")
+    write_tablets(count, out, seed, available_fonts(glyph_table if glyph_table.exists() else None, extra=fonts), lines)
+    print(f"{out}: {count} tablets")
+

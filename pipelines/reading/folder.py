@@ -1,0 +1,93 @@
+"""Read one photograph or a folder of them: progress, results in files, and a table of what failed and why."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from dubsar.configs.schema import ReadConfig
+from dubsar.datasets.images import ImageError, find_images
+from dubsar.pipelines.reading.export import to_text, write_annotated, write_csv, write_json, write_text
+from dubsar.pipelines.reading.read import Reading, load_engine, read_photograph
+from dubsar.pipelines.reading.report import write_report
+
+
+@dataclass
+class Outcome:
+    """Photographs that were read, and those that were not with the reason."""
+
+    done: list[Path] = field(default_factory=list)
+    failed: list[tuple[Path, str]] = field(default_factory=list)
+
+
+def read_photographs(source: Path, out: Path | None, config: ReadConfig) -> Outcome:
+    """Read a photograph, or all below a folder, and go on past those that cannot be read.
+
+    Args:
+        source: a picture file, or a folder.
+        out: where results go: for one photograph into this folder, for a folder one folder each, named like the file.
+        config: how to read.
+
+    Raises:
+        FileNotFoundError: there is no such file or folder.
+        ImageError: the only photograph is not usable, or the folder holds none.
+    """
+    if not source.exists():
+        raise FileNotFoundError(f"{source}: no such photograph or folder")
+    paths = find_images(source) if source.is_dir() else [source]
+    if not paths:
+        raise ImageError(f"{source}: no pictures in this folder; expected JPEG, PNG, TIFF, BMP, WebP or GIF")
+    engine = load_engine(config)
+    outcome = Outcome()
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal or len(paths) < 2) as progress:
+        task = progress.add_task("reading", total=len(paths))
+        for path in paths:
+            progress.update(task, description=path.name)
+            try:
+                reading = read_photograph(path, engine, config)
+                if out is not None:
+                    write_results(reading, out / path.relative_to(source) if source.is_dir() else out)
+            except ImageError as error:
+                if not source.is_dir():
+                    raise
+                outcome.failed.append((path, str(error)))
+            else:
+                outcome.done.append(path)
+                _print(reading, titled=len(paths) > 1)
+            progress.advance(task)
+    if outcome.failed:
+        _print_failures(outcome, console)
+    if out is not None and outcome.done:
+        print(f"written to {out}")
+    return outcome
+
+
+def write_results(reading: Reading, folder: Path) -> None:
+    """Write report, JSON, text, CSV and the annotated picture of one reading."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(reading.tablet, folder / "tablet.json")
+    write_text(reading.tablet, folder / "tablet.txt")
+    write_csv(reading.tablet, folder / "signs.csv")
+    write_annotated(reading.image, reading.tablet, folder / "annotated.jpg")
+    write_report(reading.image, reading.tablet, folder / "report.html")
+
+
+def _print(reading: Reading, *, titled: bool) -> None:
+    if titled:
+        print(f"# {reading.tablet.image}")
+    print(to_text(reading.tablet).rstrip() or "\n".join(reading.tablet.notes))
+    signs = sum(s.box is not None for s in reading.tablet.signs())
+    total = sum(reading.seconds.values())
+    shares = ", ".join(f"{step} {s / total:.0%}" for step, s in reading.seconds.items())
+    Console(stderr=True, soft_wrap=True).print(f"{signs} signs in {total:.1f} s ({shares})", style="dim")
+
+
+def _print_failures(outcome: Outcome, console: Console) -> None:
+    table = Table("photograph", "why", title=f"{len(outcome.failed)} of {len(outcome.failed) + len(outcome.done)} were not read")
+    for path, why in outcome.failed:
+        table.add_row(str(path), why.removeprefix(f"{path}: "))
+    console.print(table)

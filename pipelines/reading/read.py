@@ -1,0 +1,182 @@
+"""From a photograph to a `Tablet`: find signs, sort them into faces and lines, name them, read the lines.
+
+    from dubsar.pipelines.reading.read import read_tablet
+    tablet = read_tablet(Path("tablet.jpg"))
+
+What is doubtful looks doubtful: a sign below ``unread_below`` is written ``x``, below ``doubtful_below`` it gets ``?``, and a
+stretch of a line without signs is ``[...]``. Nothing is restored.
+"""
+
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from dubsar.configs.schema import ReadConfig
+from dubsar.datasets.alignment import READING
+from dubsar.datasets.boxes import Floats
+from dubsar.datasets.images import LoadedImage, load_image
+from dubsar.datasets.spelling import code_points
+from dubsar.datasets.tablet import BoxXYXY, Candidate, Face, Line, Sign, Tablet
+from dubsar.pipelines.reading.faces import assign_faces, split_faces
+from dubsar.pipelines.reading.order import gaps, group_lines
+
+if TYPE_CHECKING:
+    from dubsar.pipelines.reading.engine import Engine
+
+BROKEN = "[...]"
+
+
+@dataclass
+class Reading:
+    """A tablet that was read, the photograph, and the seconds that each step took."""
+
+    tablet: Tablet
+    image: LoadedImage
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+def read_tablet(path: Path, config: ReadConfig | None = None) -> Tablet:
+    """Read one photograph.
+
+    Args:
+        path: a picture file.
+        config: thresholds, weights and language; the shipped ones where None.
+
+    Raises:
+        ImageError: the file is no usable picture.
+        CheckpointError, FileNotFoundError: weights are damaged or absent.
+    """
+    config = config or ReadConfig()
+    return read_photograph(path, load_engine(config), config).tablet
+
+
+@lru_cache(maxsize=2)
+def load_engine(config: ReadConfig) -> "Engine":
+    """Load the networks once per config."""
+    from dubsar.pipelines.reading.engine import Engine
+
+    return Engine.load(config)
+
+
+def read_photograph(path: Path, engine: "Engine", config: ReadConfig) -> Reading:
+    """Read one photograph with networks that are loaded; boxes of the tablet are in the file's own pixels."""
+    seconds: dict[str, float] = {}
+    with _timed(seconds, "load"):
+        image = load_image(path, max_megapixels=config.max_megapixels)
+    rgb = image.rgb_HW3
+    with _timed(seconds, "find"):
+        found = engine.find(rgb, config.detect_threshold)
+    with _timed(seconds, "order"):
+        views = split_faces(rgb, found.boxes_N4)
+        owner = assign_faces(views, found.boxes_N4)
+        order = [group_lines(found.boxes_N4[owner == v]) for v in range(len(views))]
+    with _timed(seconds, "classify"):
+        probabilities, classes = engine.classify(rgb, found.boxes_N4, config.top_k)
+    boxes_in_file = image.to_file_pixels(found.boxes_N4)
+    signs = [
+        _sign(box, p, c, engine) for box, p, c in zip(boxes_in_file, probabilities, classes, strict=True)
+    ]
+    with _timed(seconds, "transliterate"):
+        faces = []
+        for v, view in enumerate(views):
+            members = np.flatnonzero(owner == v)
+            lines = [_with_breaks([int(members[i]) for i in row], found.boxes_N4, signs) for row in order[v]]
+            if lines:
+                box = _as_box(image.to_file_pixels(np.array([view.box]))[0])
+                faces.append(Face(name=view.name, box=box, lines=tuple(transliterate_lines(lines, engine, config))))
+    notes = () if signs else ("no sign was found on this photograph",)
+    tablet = Tablet(
+        identifier=path.stem,
+        image=path.name,
+        width=image.file_size[0],
+        height=image.file_size[1],
+        faces=tuple(faces),
+        provenance=dict(engine.provenance),
+        notes=notes,
+    )
+    return Reading(tablet, image, seconds)
+
+
+def transliterate_lines(lines: list[list[Sign]], engine: "Engine", config: ReadConfig) -> list[Line]:
+    """Give each line of signs its text, and each sign its reading; a broken stretch is read as a gap."""
+    spelled = [[code_points(s.glyph) if s.damage != "broken" else ["…"] for s in line] for line in lines]
+    sources = [([c for sign in line for c in sign], config.language) for line in spelled]
+    result = []
+    for number, (line, spelling, (pieces, log_probability)) in enumerate(
+        zip(lines, spelled, engine.transliterate(sources, config.beams), strict=True), start=1
+    ):
+        ends = np.cumsum([0, *map(len, spelling)])
+        own = ["".join(pieces[a:b]) for a, b in zip(ends, ends[1:], strict=False)]
+        signs = tuple(s.model_copy(update={"reading": _bare(p)}) for s, p in zip(line, own, strict=True))
+        text = "".join(show(p, s, config) for s, p in zip(signs, own, strict=True))
+        result.append(
+            Line(
+                label=str(number),
+                signs=signs,
+                text=re.sub(r"\s+", " ", text).strip(),
+                confidence=float(np.clip(np.exp(log_probability), 0, 1)),
+                provenance="dubsar",
+            )
+        )
+    return result
+
+
+def show(piece: str, sign: Sign, config: ReadConfig) -> str:
+    """Write one sign's piece of text with its doubt: ``x`` unread, ``?`` doubtful, ``[...]`` broken away."""
+    if sign.damage == "broken":
+        return f" {BROKEN} "
+    match = READING.search(piece)
+    if not match:
+        return piece
+    if sign.confidence < config.unread_below:
+        shown = "x"
+    elif sign.confidence < config.doubtful_below:
+        shown = match[0] + "?"
+    else:
+        shown = match[0]
+    return piece[: match.start()] + shown + piece[match.end() :]
+
+
+def _bare(piece: str) -> str:
+    match = READING.search(piece)
+    return match[0] if match else ""
+
+
+def _sign(box: Floats, probabilities_K: Floats, classes_K: npt.NDArray[np.int64], engine: "Engine") -> Sign:
+    named = [engine.inventory[int(c)] for c in classes_K]
+    candidates = tuple(
+        Candidate(glyph=s.glyph, name=s.name, probability=float(min(1.0, p))) for s, p in zip(named, probabilities_K, strict=True)
+    )
+    return Sign(box=_as_box(box), candidates=candidates, confidence=candidates[0].probability, provenance="dubsar")
+
+
+def _with_breaks(row: list[int], boxes_N4: Floats, signs: list[Sign]) -> list[Sign]:
+    """Return a line's signs with a lost stretch where the clay between neighbours is too wide for a space."""
+    boxes = boxes_N4[row]
+    holes = set(gaps(boxes, float(np.median(boxes_N4[:, 2] - boxes_N4[:, 0]))))
+    line: list[Sign] = []
+    for position, index in enumerate(row):
+        if position in holes and position:
+            line.append(Sign(damage="broken", confidence=0.0, provenance="dubsar"))
+        line.append(signs[index])
+    return line
+
+
+def _as_box(box: Floats) -> BoxXYXY:
+    x0, y0, x1, y1 = (float(v) for v in box)
+    return x0, y0, x1, y1
+
+
+@contextmanager
+def _timed(seconds: dict[str, float], step: str) -> Iterator[None]:
+    started = time.perf_counter()
+    yield
+    seconds[step] = seconds.get(step, 0.0) + time.perf_counter() - started
