@@ -1,8 +1,9 @@
 """ByT5 for sign sequences: byte vocabulary, explicit alignment by sentinels, greedy and beam decoding.
 
 A T5 has no absolute positions and no relative bias in cross-attention, so a small one trained from scratch learns the
-language long before it learns which sign is being read. Sentinels (ByT5's 125 spare ids, as in span corruption) say so
-instead: source and target carry the same sentinel for the same sign, and cross-attention finds it by content::
+language long before it learns which sign is being read (still 1.8 nats an id after 360 steps, sentinels and all). So the
+alignment is given: source and target carry the same sentinel (ByT5's 125 spare ids, as in span corruption) for the same
+sign, and where the decoder reads a sentinel it is also given the encoder's state at that sentinel (`SignAlignedT5`)::
 
     signs     𒀭           𒌨           𒈨                source   <s0> 𒀭 <s1> 𒌨 <s2> 𒈨 </s>
     pieces    "{d}"       "taš"       "-me"             target   <s0>{d}<s1>taš<s2>-me</s>
@@ -89,7 +90,36 @@ class Size:
     dropout: float
 
 
-def build_transliterator(size: Size, attention: str = "eager") -> T5ForConditionalGeneration:
+class SignAlignedT5(T5ForConditionalGeneration):  # type: ignore[misc]
+    """A T5 whose decoder, at each sentinel, sees the encoder's state of the sign with the same sentinel.
+
+    Adds no parameter, so a ByT5 checkpoint loads as it is; cross-attention goes on as before.
+    """
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        decoder_input_ids: torch.Tensor | None = None,
+        encoder_outputs: Any = None,
+        source_ids: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Run encoder and decoder; ``source_ids`` (B, L) stand in for ``input_ids`` when the encoder has run already."""
+        source_ids = input_ids if source_ids is None else source_ids
+        if encoder_outputs is None:
+            encoder_outputs = self.encoder(input_ids=input_ids, attention_mask=attention_mask)
+        states_BLD = encoder_outputs[0]
+        is_sentinel = (decoder_input_ids >= FIRST_SENTINEL) & (decoder_input_ids < FIRST_SENTINEL + SENTINELS)
+        same_BTL = (decoder_input_ids[:, :, None] == source_ids[:, None, :]) & is_sentinel[:, :, None]
+        share_BTL = same_BTL / same_BTL.sum(-1, keepdim=True).clamp(min=1)
+        embeds_BTD = self.shared(decoder_input_ids) + share_BTL.to(states_BLD.dtype) @ states_BLD
+        return super().forward(
+            attention_mask=attention_mask, encoder_outputs=encoder_outputs, decoder_inputs_embeds=embeds_BTD, **kwargs
+        )
+
+
+def build_transliterator(size: Size, attention: str = "eager") -> SignAlignedT5:
     """Build a ByT5 of an own size with random weights."""
     config = T5Config(
         vocab_size=VOCABULARY,
@@ -107,10 +137,10 @@ def build_transliterator(size: Size, attention: str = "eager") -> T5ForCondition
         decoder_start_token_id=PAD,
     )
     config._attn_implementation = attention
-    return T5ForConditionalGeneration(config)
+    return SignAlignedT5(config)
 
 
-def load_pretrained(name: str, attention: str = "eager") -> T5ForConditionalGeneration:
+def load_pretrained(name: str, attention: str = "eager") -> SignAlignedT5:
     """Load a ByT5 from a local Hugging Face folder, or from the hub where there is one.
 
     Raises:
@@ -118,7 +148,7 @@ def load_pretrained(name: str, attention: str = "eager") -> T5ForConditionalGene
         ValueError: the model's vocabulary is not ByT5's 384.
     """
     try:
-        model = T5ForConditionalGeneration.from_pretrained(
+        model = SignAlignedT5.from_pretrained(
             name, attn_implementation=attention, local_files_only=Path(name).is_dir(), use_safetensors=True
         )
     except OSError as error:
@@ -160,7 +190,7 @@ class SentinelOrder(LogitsProcessor):  # type: ignore[misc]
 
 @torch.inference_mode()
 def transliterate(
-    model: T5ForConditionalGeneration,
+    model: SignAlignedT5,
     lines: Sequence[tuple[Sequence[str], str]],
     *,
     compact: bool = True,
@@ -200,11 +230,12 @@ def pad(rows: Sequence[Sequence[int]], value: int) -> torch.Tensor:
 
 
 def _generate(
-    model: T5ForConditionalGeneration, source_BL: torch.Tensor, mask_BL: torch.Tensor, counts: list[int], beams: int
+    model: SignAlignedT5, source_BL: torch.Tensor, mask_BL: torch.Tensor, counts: list[int], beams: int
 ) -> dict[str, list[Any]]:
     device = model.device
     output = model.generate(
         input_ids=source_BL.to(device),
+        source_ids=source_BL.to(device),
         attention_mask=mask_BL.to(device),
         logits_processor=LogitsProcessorList([SentinelOrder(counts, beams)]),
         num_beams=beams,
