@@ -6,6 +6,7 @@ booleans, only plain decimal numbers are numbers, a key that stands twice is ref
 
 import difflib
 import json
+import math
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,17 +32,30 @@ BlockT = TypeVar("BlockT", bound=Block)
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader with YAML 1.2 core scalars; resolvers are replaced, not added to."""
+    """SafeLoader with YAML 1.2 core scalars, and without aliases: ten lines of them can stand for gigabytes."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            event = self.peek_event()
+            raise yaml.composer.ComposerError(None, None, f"alias *{event.anchor}: write it out", event.start_mark)
+        node: yaml.Node | None = super().compose_node(parent, index)
+        return node
 
 
-_Loader.yaml_implicit_resolvers = {}
-for _tag, _pattern, _first in (
-    ("bool", r"(?:true|false)\Z", "tf"),
-    ("null", r"(?:null|~|)\Z", ["n", "~", ""]),
-    ("int", r"[-+]?(?:0|[1-9][0-9]*)\Z", "-+0123456789"),
-    ("float", r"[-+]?(?:(?:0|[1-9][0-9]*)\.[0-9]*|\.[0-9]+|(?:0|[1-9][0-9]*)(?=[eE]))(?:[eE][-+]?[0-9]+)?\Z", "-+.0123456789"),
-):
-    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(_pattern), list(_first))
+class _Dumper(yaml.SafeDumper):
+    """SafeDumper that quotes the texts which `_Loader` would take for something else."""
+
+
+_FLOAT = r"[-+]?(?:(?:0|[1-9][0-9]*)\.[0-9]*|\.[0-9]+|(?:0|[1-9][0-9]*)(?=[eE]))(?:[eE][-+]?[0-9]+)?\Z"
+for _class in (_Loader, _Dumper):
+    _class.yaml_implicit_resolvers = {}  # replaced, not added to
+    for _tag, _pattern, _first in (
+        ("bool", r"(?:true|false)\Z", "tf"),
+        ("null", r"(?:null|~|)\Z", ["n", "~", ""]),
+        ("int", r"[-+]?(?:0|[1-9][0-9]*)\Z", "-+0123456789"),
+        ("float", _FLOAT, "-+.0123456789"),
+    ):
+        _class.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(_pattern), list(_first))
 
 
 @dataclass
@@ -80,9 +94,6 @@ def load(path: Path, schema: type[BlockT], overrides: tuple[str, ...] = ()) -> B
     except ValidationError as error:
         source.faults += [_explain(e, schema, source) for e in error.errors()]
         config = None
-    except ValueError as error:  # nan and inf have no JSON form
-        source.faults.append(f"{path}: {error}")
-        config = None
     if source.faults or config is None:
         raise ConfigError("\n".join(source.faults))
     return config
@@ -90,7 +101,8 @@ def load(path: Path, schema: type[BlockT], overrides: tuple[str, ...] = ()) -> B
 
 def dump(config: Block) -> str:
     """Return the resolved config as YAML that `load` reads back to an equal config."""
-    return yaml.safe_dump(json.loads(config.model_dump_json()), sort_keys=False, allow_unicode=True)
+    text: str = yaml.dump(json.loads(config.model_dump_json()), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    return text
 
 
 def _read(path: Path) -> _Source:
@@ -127,36 +139,46 @@ def _convert(loader: _Loader, node: yaml.Node, at: Path_, source: _Source, file:
             key = str(key_node.value)
             place = f"{file}:{key_node.start_mark.line + 1}"
             if key in result:
-                source.faults.append(f"{place}: key {key!r} stands twice (first at {source.place((*at, key))}); keep one")
+                first = source.place((*at, key))
+                source.faults.append(f"{place}: key {key!r} stands twice (first at {first}); keep one")
             source.places[(*at, key)] = place
             result[key] = _convert(loader, value_node, (*at, key), source, file)
         return result
     if isinstance(node, yaml.SequenceNode):
         return [_convert(loader, child, (*at, i), source, file) for i, child in enumerate(node.value)]
-    return loader.construct_object(node)
+    value = loader.construct_object(node)
+    if isinstance(value, float) and not math.isfinite(value):
+        source.faults.append(f"{source.place(at)}: {node.value} is beyond what a float can hold")
+        return None
+    return value
 
 
 def _apply(source: _Source, override: str) -> None:
     key, separator, value = override.partition("=")
-    if not separator or not key:
+    keys = key.split(".")
+    if not separator or not all(keys):
         source.faults.append(f"command line: {override!r} is not an override; expected block.key=value")
         return
     loader = _Loader(value)
     try:
         node = loader.get_single_node()
-        parsed = None if node is None else _convert(loader, node, (), _Source({}, {}), Path("command line"))
+        given = _Source({}, {})
+        parsed = None if node is None else _convert(loader, node, (), given, Path("command line"))
     except yaml.YAMLError:
         source.faults.append(f"command line: {override!r} has a value that is not YAML")
         return
     finally:
         loader.dispose()
-    *blocks, last = key.split(".")
+    source.faults += [f"command line{fault[fault.index(': '):]}" for fault in given.faults]
+    source.places = {at: place for at, place in source.places.items() if at[: len(keys)] != tuple(keys)}
     target = source.data
-    for block in blocks:
+    for depth, block in enumerate(keys[:-1], start=1):
         child = target.get(block)
+        if not isinstance(child, dict):
+            source.places[tuple(keys[:depth])] = "command line"
         target[block] = target = dict(child) if isinstance(child, dict) else {}
-    target[last] = parsed
-    source.places[tuple(key.split("."))] = "command line"
+    target[keys[-1]] = parsed
+    source.places[tuple(keys)] = "command line"
 
 
 def _explain(error: Any, schema: type[Block], source: _Source) -> str:
@@ -178,7 +200,8 @@ def _fields(schema: type[Block], at: Path_) -> list[str]:
         info = model.model_fields.get(str(key))
         if info is None:
             return []
-        blocks = [t for t in (info.annotation, *get_args(info.annotation)) if isinstance(t, type) and issubclass(t, BaseModel)]
+        types = (info.annotation, *get_args(info.annotation))
+        blocks = [t for t in types if isinstance(t, type) and issubclass(t, BaseModel)]
         if not blocks:
             return []
         model = blocks[0]

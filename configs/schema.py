@@ -8,6 +8,8 @@ from pydantic import Field
 from dubsar.configs.base import Block
 from dubsar.configs.blocks import Count, Efficiency, Fraction, Natural, Optim, Positive, Trainer
 
+Name = Annotated[str, Field(pattern=r"^\w[\w.-]*$")]  # of a run: a folder is called so
+
 
 class ClassifyData(Block):
     """Sign crops: the box widened by ``context`` of its longer side, squared, resized to ``crop_px``."""
@@ -38,7 +40,7 @@ class ClassifyConfig(Block):
     """Sign classification."""
 
     stage: Literal["classify"] = "classify"
-    name: str = "default"
+    name: Name = "default"
     data: ClassifyData = ClassifyData()
     model: ClassifyModel
     optim: Optim
@@ -73,7 +75,7 @@ class DetectConfig(Block):
     """Sign detection."""
 
     stage: Literal["detect"] = "detect"
-    name: str = "default"
+    name: Name = "default"
     data: DetectData = DetectData()
     model: DetectModel = DetectModel()
     optim: Optim
@@ -112,7 +114,7 @@ class TransliterateConfig(Block):
     """Sign sequences to transliteration."""
 
     stage: Literal["transliterate"] = "transliterate"
-    name: str = "default"
+    name: Name = "default"
     data: TransliterateData = TransliterateData()
     model: TransliterateModel = TransliterateModel()
     optim: Optim

@@ -8,11 +8,23 @@ import torch
 
 from dubsar.configs.blocks import Optim
 
+_IMPLEMENTATION = ("fused", "foreach")  # of a parameter group: how it steps, not what it computes
 
-def build_optimizer(module: torch.nn.Module, optim: Optim, max_steps: int, *, fused: bool = False) -> dict[str, Any]:
+
+def build_optimizer(
+    module: torch.nn.Module, optim: Optim, max_steps: int, *, fused: bool = False, swa: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """Return what Lightning's ``configure_optimizers`` wants: AdamW and a per-step schedule.
 
-    Matrices and kernels decay; biases, norms and other one-dimensional parameters do not.
+    Matrices and kernels decay; biases, norms and other one-dimensional parameters do not. A checkpoint's state keeps the
+    implementation that is asked for here: PyTorch would take ``fused`` from the checkpoint.
+
+    Args:
+        module: what is trained.
+        optim: rates and schedule.
+        max_steps: optimizer steps of the whole run.
+        fused: one kernel for all tensors.
+        swa: ``from_fraction`` and ``lr``: from then on the rate is constant.
     """
     trained = [p for p in module.parameters() if p.requires_grad]
     groups = [
@@ -20,14 +32,22 @@ def build_optimizer(module: torch.nn.Module, optim: Optim, max_steps: int, *, fu
         {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
     ]
     optimizer = torch.optim.AdamW(groups, lr=optim.lr, betas=optim.betas, fused=fused)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, rate_factor(optim, max_steps))
+    optimizer.register_load_state_dict_pre_hook(_keep_implementation)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, rate_factor(optim, max_steps, swa))
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
 
-def rate_factor(optim: Optim, max_steps: int) -> Callable[[int], float]:
+def _keep_implementation(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+    own = {name: optimizer.param_groups[0][name] for name in _IMPLEMENTATION}
+    return {**state, "param_groups": [{**group, **own} for group in state["param_groups"]]}
+
+
+def rate_factor(optim: Optim, max_steps: int, swa: dict[str, Any] | None = None) -> Callable[[int], float]:
     """Return the learning rate's factor as a pure function of the step, so that resuming needs no state."""
 
     def factor(step: int) -> float:
+        if swa and step >= first_averaged_step(swa, max_steps):
+            return float(swa["lr"]) / optim.lr
         if step < optim.warmup_steps:
             return (step + 1) / optim.warmup_steps
         done = min(1.0, (step - optim.warmup_steps) / max(1, max_steps - optim.warmup_steps))
@@ -40,3 +60,17 @@ def rate_factor(optim: Optim, max_steps: int) -> Callable[[int], float]:
                 return 1.0
 
     return factor
+
+
+def first_averaged_step(swa: dict[str, Any], max_steps: int) -> int:
+    """Return the step, counted from 0, from which on stochastic weight averaging averages."""
+    return min(max_steps - 1, round(float(swa["from_fraction"]) * max_steps))
+
+
+def clip_gradients(module: torch.nn.Module, norm: float) -> None:
+    """Clip the norm of all gradients together; 0 clips nothing.
+
+    The systems call this from their hook, since Lightning's own clipping refuses fused AdamW under bf16.
+    """
+    if norm:
+        torch.nn.utils.clip_grad_norm_(module.parameters(), norm)

@@ -1,34 +1,39 @@
-"""Training mechanics that all stages share: run folder, seeds, trainer, callbacks, logs. The methods are in the stages."""
+"""Training mechanics that all stages share: run folder, seeds, trainer. The methods are in the stages."""
 
-import json
 import os
 import shutil
 import subprocess
-import time
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import Callback, EMAWeightAveraging, ModelCheckpoint, RichProgressBar, StochasticWeightAveraging
+from lightning.pytorch.callbacks import Callback, EMAWeightAveraging, ModelCheckpoint, RichProgressBar
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch.utils.data import DataLoader
 
 from dubsar.configs.base import dump
-from dubsar.configs.blocks import Efficiency, Trainer
+from dubsar.configs.blocks import Trainer
 from dubsar.configs.schema import StageConfig
 from dubsar.models.checkpoint import write_atomically
+from dubsar.pipelines.callbacks import (
+    AtomicFiles,
+    EqualAverage,
+    KeepLast,
+    MetricsLog,
+    SeedEachBatch,
+    StopOnNaN,
+    is_terminal,
+    write_json,
+)
 from dubsar.pipelines.levers.resolve import Resolved
+from dubsar.pipelines.optim import first_averaged_step
+from dubsar.pipelines.stream import Stream
 
 
 class RunFolderError(ValueError):
     """The run folder cannot be used as asked."""
-
-
-class DivergedError(RuntimeError):
-    """Loss or gradients are not finite; the run stopped before the step."""
 
 
 @dataclass(frozen=True)
@@ -47,29 +52,38 @@ class RunFolder:
         """The newest training checkpoint."""
         return self.checkpoints / "last.ckpt"
 
+    @property
+    def best(self) -> Path:
+        """The weights that were best on dev."""
+        return self.checkpoints / "best.ckpt"
 
-def open_run(path: Path, config: StageConfig, levers: Resolved, *, resume: bool = False, overwrite: bool = False) -> RunFolder:
+
+def open_run(
+    path: Path, config: StageConfig, levers: Resolved, *, resume: bool = False, overwrite: bool = False
+) -> RunFolder:
     """Prepare a run folder and write ``config.yaml`` and ``levers.json``.
 
     Raises:
-        RunFolderError: the folder is not empty and neither ``resume`` nor ``overwrite`` is set, or there is nothing to resume.
+        RunFolderError: the folder is not empty and neither ``resume`` nor ``overwrite`` is set, or both are, or there is
+            nothing to resume.
+        NotADirectoryError: there is a file of that name.
     """
     run = RunFolder(path)
+    if resume and overwrite:
+        raise RunFolderError(f"{path}: --resume goes on with a run and --overwrite deletes it; give one of them")
+    if path.exists() and not path.is_dir():
+        raise NotADirectoryError(f"{path}: a file, expected a run folder; give another one with --run")
     if path.exists() and any(path.iterdir()) and not resume:
         if not overwrite:
             raise RunFolderError(f"{path}: a run is there already; go on with --resume or start anew with --overwrite")
+        if not (path / "config.yaml").exists():
+            raise RunFolderError(f"{path}: holds no config.yaml, so it is no run folder; --overwrite will not delete it")
         shutil.rmtree(path)
     if resume and not run.last.exists():
         raise RunFolderError(f"{path}: no checkpoint to resume from (expected {run.last}); start without --resume")
     write_atomically(path / "config.yaml", lambda f: f.write(dump(config).encode()))
     write_json(path / "levers.json", levers.to_list())
     return run
-
-
-def write_json(path: Path, data: Any) -> None:
-    """Write JSON atomically."""
-    text = json.dumps(data, ensure_ascii=False, indent=1, default=str)
-    write_atomically(path, lambda f: f.write(text.encode()))
 
 
 def seed_everything(trainer: Trainer) -> None:
@@ -85,7 +99,7 @@ def build_trainer(config: StageConfig, run: RunFolder, levers: Resolved, *, moni
     Args:
         config: the stage's config.
         run: where logs and checkpoints go.
-        levers: resolved levers; averaging, precision and clipping are set here.
+        levers: resolved levers; averaging and precision are set here.
         monitor: validation metric by which the best weights are kept.
         mode: ``min`` or ``max``.
     """
@@ -104,96 +118,47 @@ def build_trainer(config: StageConfig, run: RunFolder, levers: Resolved, *, moni
         num_sanity_val_steps=0,
         log_every_n_steps=settings.log_every_steps,
         logger=TensorBoardLogger(run.path, name="", version="tensorboard"),
-        callbacks=_callbacks(settings, config.efficiency, run, levers, monitor=monitor, mode=mode),
+        callbacks=_callbacks(settings, run, levers, monitor=monitor, mode=mode),
+        plugins=[AtomicFiles()],
         enable_model_summary=False,
-        enable_progress_bar=_is_terminal(),
+        enable_progress_bar=is_terminal(),
         use_distributed_sampler=False,
     )
 
 
-def _callbacks(
-    settings: Trainer, efficiency: Efficiency, run: RunFolder, levers: Resolved, *, monitor: str, mode: str
-) -> list[Callback]:
+def _callbacks(settings: Trainer, run: RunFolder, levers: Resolved, *, monitor: str, mode: str) -> list[Callback]:
     callbacks: list[Callback] = [
+        SeedEachBatch(settings.seed),
         StopOnNaN(run.path),
         MetricsLog(run.path / "metrics.jsonl", settings.log_every_steps),
-        ModelCheckpoint(run.checkpoints, "last", train_time_interval=timedelta(minutes=settings.checkpoint_every_minutes)),
-        ModelCheckpoint(run.checkpoints, "best", monitor=monitor, mode=mode, save_weights_only=True, enable_version_counter=False),
+        KeepLast(run.last, settings.checkpoint_every_minutes),
+        ModelCheckpoint(
+            run.checkpoints, "best", monitor=monitor, mode=mode, save_weights_only=True, enable_version_counter=False
+        ),
     ]
     if levers["ema"]:
         callbacks.append(EMAWeightAveraging(decay=levers["ema"]["decay"]))
     if levers["swa"]:
-        swa = levers["swa"]
-        callbacks.append(StochasticWeightAveraging(swa_lrs=swa["lr"], swa_epoch_start=swa["from_fraction"]))
-    if _is_terminal():
+        callbacks.append(EqualAverage(first_averaged_step(levers["swa"], settings.max_steps)))
+    if is_terminal():
         callbacks.append(RichProgressBar())
     return callbacks
 
 
-class StopOnNaN(Callback):  # type: ignore[misc]
-    """Stop before the optimizer step where loss or gradients are not finite, and write ``nan_report.json``."""
+def fit(trainer: L.Trainer, system: L.LightningModule, stream: Stream, run: RunFolder, *, resume: bool) -> None:
+    """Train on a stream, and leave the weights in ``system`` that were best on dev.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.batch_id: Any = None
-
-    def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int) -> None:
-        """Remember which batch is being worked on."""
-        self.batch_id = batch_idx
-
-    def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any) -> None:
-        """Look at the gradients' norm; a loss that is not finite always shows there."""
-        norms = torch._foreach_norm([p.grad for p in pl_module.parameters() if p.grad is not None])
-        if norms and not bool(torch.isfinite(torch.stack(norms)).all()):
-            report = {
-                "step": trainer.global_step,
-                "batch": self.batch_id,
-                "epoch": trainer.current_epoch,
-                "learning_rate": optimizer.param_groups[0]["lr"],
-                "parameters": [n for n, p in pl_module.named_parameters() if p.grad is not None and not p.grad.isfinite().all()],
-            }
-            write_json(self.folder / "nan_report.json", report)
-            raise DivergedError(
-                f"step {trainer.global_step}: gradients are not finite; see {self.folder / 'nan_report.json'}; "
-                "the last checkpoint is untouched: lower optim.lr or set efficiency.precision to fp32"
-            )
-
-
-class MetricsLog(Callback):  # type: ignore[misc]
-    """Append one JSON object per logged step and per validation to ``metrics.jsonl``; print a line with time to go."""
-
-    def __init__(self, path: Path, every: int) -> None:
-        self.path, self.every, self.logged = path, every, -1
-
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Start the clock."""
-        self.started, self.first = time.monotonic(), trainer.global_step
-
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
-        """Log the training metrics every few optimizer steps."""
-        step = trainer.global_step
-        if step % self.every == 0 and step != self.logged:
-            self.logged = step
-            seconds = time.monotonic() - self.started
-            left = seconds / max(1, step - self.first) * (trainer.max_steps - step)
-            self._append({"step": step, "seconds": round(seconds, 1), **_numbers(trainer.logged_metrics, "train/")})
-            if not _is_terminal() and step % (10 * self.every) == 0:
-                loss = trainer.callback_metrics.get("train/loss", float("nan"))
-                print(f"step {step}/{trainer.max_steps}  loss {float(loss):.4f}  {left / 60:.1f} min to go", flush=True)
-
-    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Log the validation metrics."""
-        found = _numbers(trainer.callback_metrics, "val/")
-        self._append({"step": trainer.global_step, **found})
-        print(f"step {trainer.global_step}  " + "  ".join(f"{k} {v:.4g}" for k, v in found.items()), flush=True)
-
-    def _append(self, row: dict[str, Any]) -> None:
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
-
-
-def _numbers(metrics: Any, prefix: str) -> dict[str, float]:
-    return {k: float(v) for k, v in metrics.items() if k.startswith(prefix)}
+    On resume the stream goes on behind the last batch that a finished optimizer step has used. Where no validation fell
+    into the run, its last weights are left.
+    """
+    stream.rank, stream.ranks = trainer.global_rank, trainer.world_size
+    if resume:
+        done = torch.load(run.last, weights_only=True, mmap=True)["global_step"]
+        stream.start = done * trainer.accumulate_grad_batches
+    loader = DataLoader(stream, batch_size=None, num_workers=system.config.trainer.workers)
+    trainer.fit(system, loader, one_batch(), ckpt_path=str(run.last) if resume else None, weights_only=True)
+    path = run.best if run.best.exists() else run.last
+    system.load_state_dict(torch.load(path, weights_only=True)["state_dict"])
 
 
 def one_batch() -> DataLoader[Any]:
@@ -203,14 +168,18 @@ def one_batch() -> DataLoader[Any]:
 
 def commit() -> str:
     """Return the commit that runs, with ``+`` where the tree differs from it, or ``unknown``."""
+    here = Path(__file__).resolve().parent
     try:
-        here = Path(__file__).resolve().parent
-        options: dict[str, Any] = {"cwd": here, "capture_output": True, "text": True, "check": True}
-        head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], **options).stdout.strip()
-        dirty = subprocess.run(["git", "status", "--porcelain", "-uno"], **options).stdout.strip()
+        head = _git(here, "rev-parse", "--short", "HEAD")
+        dirty = _git(here, "status", "--porcelain", "-uno")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return head + ("+" if dirty else "")
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
 
 
 def hardware() -> str:
@@ -218,9 +187,3 @@ def hardware() -> str:
     if torch.cuda.is_available():
         return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}"
     return f"{os.cpu_count()} CPU cores"
-
-
-def _is_terminal() -> bool:
-    import sys
-
-    return sys.stdout.isatty()
