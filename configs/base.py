@@ -1,7 +1,8 @@
 """Load a stage's YAML: all faults at once, each with file, line and a suggestion.
 
 YAML 1.1 reads ``NO`` as false, ``012`` as ten, ``12:30`` as 750, and ``7e-4`` as text. Here only ``true``/``false`` are
-booleans, only plain decimal numbers are numbers, a key that stands twice is refused, and no tag can construct an object.
+booleans, only plain decimal numbers are numbers, a key that stands twice is refused, and no tag can construct an
+object.
 """
 
 import difflib
@@ -36,7 +37,7 @@ class _Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
-            event = self.peek_event()
+            event: Any = self.peek_event()  # type: ignore[no-untyped-call]
             raise yaml.composer.ComposerError(None, None, f"alias *{event.anchor}: write it out", event.start_mark)
         node: yaml.Node | None = super().compose_node(parent, index)
         return node
@@ -169,7 +170,7 @@ def _apply(source: _Source, override: str) -> None:
         return
     finally:
         loader.dispose()
-    source.faults += [f"command line{fault[fault.index(': '):]}" for fault in given.faults]
+    source.faults += [f"command line{fault[fault.index(': ') :]}" for fault in given.faults]
     source.places = {at: place for at, place in source.places.items() if at[: len(keys)] != tuple(keys)}
     target = source.data
     for depth, block in enumerate(keys[:-1], start=1):

@@ -67,8 +67,8 @@ class Dora(Block):
 class Efficiency(Block):
     """What every stage reads for speed and memory; **all levers off is the reference**.
 
-    A lever that cannot act where it is asked for resolves to the next best and the run says so; with ``strict: true`` that
-    is an error instead. What became of each lever is written to ``levers.json`` (`dubsar.pipelines.levers.resolve`).
+    A lever that cannot act where it is asked for resolves to the next best and the run says so; with ``strict: true``
+    that is an error instead. ``levers.json`` says what became of each (`dubsar.pipelines.levers.resolve`).
     """
 
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"

@@ -1,9 +1,11 @@
 """Sign classifiers: any timm backbone with a linear head over the inventory."""
 
+import difflib
 from pathlib import Path
 
 import timm
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
@@ -39,14 +41,17 @@ class SignClassifier(nn.Module):
     ) -> None:
         super().__init__()
         if not timm.is_model(backbone):
-            near = ", ".join(timm.list_models(f"*{backbone.split('_')[0][:8]}*")[:5])
+            near = ", ".join(difflib.get_close_matches(backbone, timm.list_models(), n=5))
             raise ValueError(f"model.backbone: timm knows no {backbone!r}" + (f"; near it are {near}" if near else ""))
         options = {"drop_rate": drop_rate} | ({"drop_path_rate": drop_path_rate} if drop_path_rate else {})
         try:
-            self.net = timm.create_model(backbone, pretrained=pretrained and not weights, num_classes=classes, **options)
+            self.net = timm.create_model(
+                backbone, pretrained=pretrained and not weights, num_classes=classes, **options
+            )
         except OSError as error:
             raise FileNotFoundError(
-                f"model.pretrained: weights of {backbone} cannot be fetched; bring the file and give it as model.weights"
+                f"model.pretrained: weights of {backbone} cannot be fetched; "
+                "bring the file and give it as model.weights"
             ) from error
         if weights:
             _load(self.net, Path(weights))
@@ -62,9 +67,14 @@ def _load(net: nn.Module, path: Path) -> None:
         raise ValueError(f"{path}: weights are read from .safetensors only (a pickle can run code); convert them first")
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such weights")
-    own, found = net.state_dict(), load_file(path)
+    try:
+        own, found = net.state_dict(), load_file(path)
+    except SafetensorError as error:
+        raise ValueError(f"{path}: not a safetensors file ({error})") from error
     fitting = {k: t for k, t in found.items() if k in own and own[k].shape == t.shape}
     head = [k for k in own if k not in fitting]
     if len(fitting) < 0.8 * len(own):
-        raise ValueError(f"{path}: only {len(fitting)} of {len(own)} tensors fit this backbone, for example not {head[:3]}")
+        raise ValueError(
+            f"{path}: only {len(fitting)} of {len(own)} tensors fit this backbone, for example not {head[:3]}"
+        )
     net.load_state_dict(fitting, strict=False)

@@ -1,8 +1,9 @@
 """Model files: weights as safetensors beside a JSON that says what they are. Written atomically; never a pickle.
 
 The JSON holds config, inventory, text form, normalisation, library versions, metrics, licence and the SHA-256 of the
-weights, so that a file can be judged before it is used. Order of writing: weights first, JSON last; a reader that sees the
-JSON therefore sees complete weights, and the checksum proves that they belong together.
+weights, so that a file can be judged before it is used. Order of writing: the new JSON under a hidden name, the
+weights, then the JSON's own name; the checksum says which JSON belongs to the weights, so that a write that is killed in between
+loses neither the old pair nor the new one.
 """
 
 import hashlib
@@ -20,6 +21,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
 FORMAT = "dubsar-weights-1"
+_FOREIGN = {".pt", ".pth", ".ckpt", ".bin", ".pkl", ".pickle", ".npz", ".onnx"}
 
 
 class CheckpointError(ValueError):
@@ -50,12 +52,16 @@ def write_atomically(path: Path, write: Callable[[Any], object]) -> None:
         os.chmod(name, 0o644)
         os.replace(name, path)
     except OSError as error:
-        raise OSError(error.errno, f"{path}: could not be written ({error.strerror}); the old file is unchanged") from error
+        raise OSError(
+            error.errno, f"{path}: could not be written ({error.strerror}); the old file is unchanged"
+        ) from error
     finally:
         Path(name).unlink(missing_ok=True)
 
 
-def save_model(path: Path, state: dict[str, torch.Tensor], card: dict[str, Any], *, dtype: torch.dtype | None = None) -> None:
+def save_model(
+    path: Path, state: dict[str, torch.Tensor], card: dict[str, Any], *, dtype: torch.dtype | None = None
+) -> None:
     """Write ``<path>.safetensors`` and ``<path>.json``.
 
     Args:
@@ -65,7 +71,11 @@ def save_model(path: Path, state: dict[str, torch.Tensor], card: dict[str, Any],
         dtype: store floating tensors in this type (float16 halves a file that ships).
     """
     tensors = {
-        name.replace("_orig_mod.", ""): (t.to(dtype) if dtype and t.is_floating_point() else t).detach().cpu().contiguous().clone()
+        name.replace("_orig_mod.", ""): (t.to(dtype) if dtype and t.is_floating_point() else t)
+        .detach()
+        .cpu()
+        .contiguous()
+        .clone()
         for name, t in state.items()
     }
     data = save_tensors(tensors, metadata={"format": FORMAT})
@@ -74,11 +84,15 @@ def save_model(path: Path, state: dict[str, torch.Tensor], card: dict[str, Any],
         **card,
         "sha256": hashlib.sha256(data).hexdigest(),
         "parameters": sum(t.numel() for t in tensors.values()),
-        "versions": {name: _version(name) for name in ("dubsar", "torch", "lightning", "timm", "transformers", "ultralytics")},
+        "versions": {
+            name: _version(name) for name in ("dubsar", "torch", "lightning", "timm", "transformers", "ultralytics")
+        },
     }
     text = json.dumps(card, ensure_ascii=False, indent=1).encode()
-    write_atomically(path.with_suffix(".safetensors"), lambda file: file.write(data))
-    write_atomically(path.with_suffix(".json"), lambda file: file.write(text))
+    weights, card_path, next_path = _files(path)
+    write_atomically(next_path, lambda file: file.write(text))
+    write_atomically(weights, lambda file: file.write(data))
+    os.replace(next_path, card_path)
 
 
 def load_model(path: Path, stage: str) -> ModelFile:
@@ -92,25 +106,44 @@ def load_model(path: Path, stage: str) -> ModelFile:
         CheckpointError: not safetensors, no JSON beside it, a wrong checksum, or another stage's weights.
         FileNotFoundError: there is no such file.
     """
-    if path.suffix not in {"", ".safetensors", ".json"} and not path.with_suffix(".safetensors").exists():
-        raise CheckpointError(f"{path}: weights are read from .safetensors only (a pickle can run code); export them first")
-    weights, card_path = path.with_suffix(".safetensors"), path.with_suffix(".json")
+    if path.suffix in _FOREIGN or (path.is_file() and path.suffix not in {".safetensors", ".json"}):
+        raise CheckpointError(
+            f"{path}: weights are read from .safetensors only (a pickle can run code); export them first"
+        )
+    weights, card_path, next_path = _files(path)
     if not weights.exists():
         raise FileNotFoundError(f"{weights}: no such weights; `dubsar train {stage}` makes them")
-    try:
-        card = json.loads(card_path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(f"{weights}: its model card {card_path.name} is missing; keep the two files together") from None
-    except ValueError as error:
-        raise CheckpointError(f"{card_path}: not a model card ({error})") from error
     data = weights.read_bytes()
     found = hashlib.sha256(data).hexdigest()
-    if found != card.get("sha256"):
-        raise CheckpointError(f"{weights}: SHA-256 is {found[:16]}…, its card says {str(card.get('sha256'))[:16]}…; copy it again")
+    card = _read_card(next_path) if next_path.exists() else {}
+    if card.get("sha256") != found:
+        if not card_path.exists():
+            raise CheckpointError(f"{weights}: its model card {card_path.name} is missing; keep the two files together")
+        card = _read_card(card_path)
+    if card.get("sha256") != found:
+        raise CheckpointError(
+            f"{weights}: SHA-256 is {found[:16]}…, its card says {str(card.get('sha256'))[:16]}…; copy it again"
+        )
     if card.get("stage") != stage:
         raise CheckpointError(f"{weights}: weights of stage {card.get('stage')!r}, expected {stage!r}")
     state = {k: t.float() if t.is_floating_point() else t for k, t in load_tensors(data).items()}
     return ModelFile(state, card)
+
+
+def _files(path: Path) -> tuple[Path, Path, Path]:
+    """Return weights, card, and the card's hidden name while it waits for its weights; the suffix may be left out."""
+    stem = path.stem if path.suffix in {".safetensors", ".json"} else path.name
+    return tuple(path.with_name(name) for name in (f"{stem}.safetensors", f"{stem}.json", f".{stem}.next.json"))  # type: ignore[return-value]
+
+
+def _read_card(path: Path) -> dict[str, Any]:
+    try:
+        card = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError(f"{path}: not a model card ({error})") from error
+    if not isinstance(card, dict):
+        raise CheckpointError(f"{path}: not a model card (found {type(card).__name__}, expected an object)")
+    return card
 
 
 def shipped(stage: str) -> Path:

@@ -7,6 +7,8 @@ nobody annotated count less as background, because photographs of tablets are la
 This is the only module that imports ultralytics, so it is the one that keeps it offline.
 """
 
+import copy
+import io
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,9 +23,10 @@ os.environ.setdefault("YOLO_VERBOSE", "false")
 os.environ.setdefault("YOLO_CONFIG_DIR", str(Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "dubsar"))
 Path(os.environ["YOLO_CONFIG_DIR"]).mkdir(parents=True, exist_ok=True)
 
-from ultralytics import YOLO  # noqa: E402
 from ultralytics.nn.tasks import DetectionModel, yaml_model_load  # noqa: E402
 from ultralytics.utils.loss import v8DetectionLoss  # noqa: E402
+
+from dubsar.models.checkpoint import write_atomically  # noqa: E402
 
 ARCHITECTURE = Path(__file__).resolve().parent / "yolo11-p2.yaml"
 STRIDE = 32  # tile sides must be multiples of it
@@ -66,8 +69,8 @@ class Detector(nn.Module):
 
         Args:
             predictions: what `forward` returned in training.
-            batch: ``batch_idx`` (N,), ``cls`` (N, 1), ``bboxes`` (N, 4) xywh in 0-1 of the tile, ``weight_BHW`` (B, H/4,
-                W/4) the weight of background at stride 4.
+            batch: ``batch_idx`` (N,), ``cls`` (N, 1), ``bboxes`` (N, 4) xywh in 0-1 of the tile, ``weight_BHW``
+                (B, H/4, W/4) the weight of background at stride 4.
 
         Returns:
             The loss, and its parts (box, cls, dfl) detached.
@@ -96,7 +99,11 @@ class Detector(nn.Module):
         finally:
             head.training = was_training
         with torch.autocast(tiles_BCHW.device.type, enabled=False):
-            raw = {"boxes": raw["boxes"].float(), "scores": raw["scores"].float(), "feats": [f.float() for f in raw["feats"]]}
+            raw = {
+                "boxes": raw["boxes"].float(),
+                "scores": raw["scores"].float(),
+                "feats": [f.float() for f in raw["feats"]],
+            }
             decoded = head._inference(raw).transpose(1, 2)
         centre, size = decoded[..., :2], decoded[..., 2:4]
         return torch.cat((centre - size / 2, centre + size / 2, decoded[..., 4:]), -1)
@@ -117,17 +124,32 @@ class _BackgroundWeight(nn.Module):
 
 def _anchor_weights(weight_BHW: torch.Tensor, feats: list[torch.Tensor]) -> torch.Tensor:
     """Sample the stride-4 weight map at every level's cells: (B, A) in the order of Ultralytics' anchors."""
-    levels = [nn.functional.adaptive_avg_pool2d(weight_BHW[:, None].float(), f.shape[-2:]).flatten(1) for f in feats]
+    levels = [
+        nn.functional.adaptive_avg_pool2d(weight_BHW[:, None].float(), (f.shape[-2], f.shape[-1])).flatten(1)
+        for f in feats
+    ]
     return torch.cat(levels, 1)
 
 
 def export_ultralytics(detector: Detector, names: dict[int, str], path: Path) -> None:
-    """Write a ``.pt`` that ``ultralytics.YOLO(path)`` loads and predicts with.
+    """Write a ``.pt`` that ``ultralytics.YOLO(path)`` loads and predicts with; ``detector`` itself is not changed.
 
-    Ultralytics' own format is a pickle. dubsar never reads one; this is for use elsewhere.
+    Ultralytics' own format is a pickle. dubsar never reads one; this is for use elsewhere. Mind that Ultralytics keeps 300
+    boxes a picture unless told otherwise (``max_det``), and its pictures are not scaled to the size of their signs.
+
+    Args:
+        detector: what to export.
+        names: name of each class id.
+        path: the file, written atomically.
+
+    Raises:
+        ValueError: ``names`` are not those of the detector's classes.
     """
-    yolo = YOLO(str(ARCHITECTURE), task="detect")
-    detector.net.names = names
-    yolo.model = detector.net
-    yolo.ckpt = {"model": detector.net.float(), "train_args": {"task": "detect", "imgsz": 640}}
-    torch.save({"model": detector.net.float().half(), "train_args": {"task": "detect"}, "epoch": -1}, path)
+    if sorted(names) != list(range(detector.classes)):
+        raise ValueError(f"names has ids {sorted(names)[:5]}…, expected 0 to {detector.classes - 1}")
+    model = copy.deepcopy(detector.net).cpu().float().eval()
+    model.names, model.args = names, {"task": "detect"}
+    model.yaml["yaml_file"] = ARCHITECTURE.name  # not the folder of this computer
+    buffer = io.BytesIO()
+    torch.save({"model": model, "train_args": {"task": "detect"}, "epoch": -1}, buffer)
+    write_atomically(path, lambda file: file.write(buffer.getbuffer()))

@@ -1,16 +1,17 @@
 """ByT5 for sign sequences: byte vocabulary, explicit alignment by sentinels, greedy and beam decoding.
 
 A T5 has no absolute positions and no relative bias in cross-attention, so a small one trained from scratch learns the
-language long before it learns which sign is being read (still 1.8 nats an id after 360 steps, sentinels and all). So the
-alignment is given: source and target carry the same sentinel (ByT5's 125 spare ids, as in span corruption) for the same
-sign, and where the decoder reads a sentinel it is also given the encoder's state at that sentinel (`SignAlignedT5`)::
+language long before it learns which sign is being read (still 1.8 nats an id after 360 steps, sentinels and all). So
+the alignment is given: source and target carry the same sentinel (ByT5's 125 spare ids, as in span corruption) for the
+same sign, and where the decoder reads a sentinel it also gets the encoder's state at that sentinel (`SignAlignedT5`)::
 
     signs     𒀭           𒌨           𒈨                source   <s0> 𒀭 <s1> 𒌨 <s2> 𒈨 </s>
     pieces    "{d}"       "taš"       "-me"             target   <s0>{d}<s1>taš<s2>-me</s>
 
-Decoding allows only the next sentinel in turn and the end after the last, so each sign gets exactly one (possibly empty)
-piece, nothing repeats without end, and every output byte belongs to a sign. In training the first sentinel is random, so
-that all 125 are learned although lines are short; sentinels count modulo 125.
+Which sentinel follows is no question, only whether the piece ends: in training every sentinel and the end count as one
+target, `BOUNDARY` (else the loss is mostly that of counting to 125). Decoding allows only the next sentinel in turn and the end after the last, so each sign gets exactly one (possibly
+empty) piece, nothing repeats without end, and every output byte belongs to a sign. In training the first sentinel is
+random, so that all 125 are learned although lines are short; sentinels count modulo 125.
 
 Ids are those of `google/byt5-*`: 0 pad (also decoder start), 1 end, 2 unknown, byte + 3, sentinels 259-383.
 """
@@ -26,6 +27,7 @@ from transformers import LogitsProcessor, LogitsProcessorList, T5Config, T5ForCo
 
 PAD, END, BYTE_OFFSET, FIRST_SENTINEL, SENTINELS, VOCABULARY = 0, 1, 3, 259, 125, 384
 IGNORED = -100
+BOUNDARY = FIRST_SENTINEL  # what is learned in place of the next sentinel or the end
 MAX_PIECE_BYTES = 16
 _COMMON_PREFIX = b"\xf0\x92"  # of U+12000-U+12FFF: no information, half of a sign's bytes
 
@@ -59,8 +61,13 @@ def encode_pieces(pieces: Sequence[str], *, start: int = 0) -> list[int]:
     return [*ids, END]
 
 
+def boundary_targets(ids: Sequence[int]) -> list[int]:
+    """Return what the decoder is to predict for encoded pieces: bytes, and `BOUNDARY` for each sentinel and the end."""
+    return [BOUNDARY if i >= FIRST_SENTINEL or i == END else i for i in ids]
+
+
 def decode_pieces(ids: Sequence[int]) -> list[str]:
-    """Return the pieces of text between sentinels; ids that are no bytes (padding, -100, 384 and above) are masked first."""
+    """Return the pieces of text between sentinels; ids that are no bytes (padding, -100, 384 up) are masked first."""
     pieces: list[bytearray] = []
     for token in ids:
         if FIRST_SENTINEL <= token < FIRST_SENTINEL + SENTINELS:
@@ -91,7 +98,7 @@ class Size:
 
 
 class SignAlignedT5(T5ForConditionalGeneration):  # type: ignore[misc]
-    """A T5 whose decoder, at each sentinel, sees the encoder's state of the sign with the same sentinel.
+    """A T5 whose decoder, at each sentinel, sees the mean of the encoder's states over the sign with the same sentinel.
 
     Adds no parameter, so a ByT5 checkpoint loads as it is; cross-attention goes on as before.
     """
@@ -105,18 +112,28 @@ class SignAlignedT5(T5ForConditionalGeneration):  # type: ignore[misc]
         source_ids: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Run encoder and decoder; ``source_ids`` (B, L) stand in for ``input_ids`` when the encoder has run already."""
+        """Run encoder and decoder; ``source_ids`` (B, L) stand in for ``input_ids`` when the encoder has run."""
         source_ids = input_ids if source_ids is None else source_ids
+        assert source_ids is not None
+        assert decoder_input_ids is not None
         if encoder_outputs is None:
             encoder_outputs = self.encoder(input_ids=input_ids, attention_mask=attention_mask)
         states_BLD = encoder_outputs[0]
-        is_sentinel = (decoder_input_ids >= FIRST_SENTINEL) & (decoder_input_ids < FIRST_SENTINEL + SENTINELS)
-        same_BTL = (decoder_input_ids[:, :, None] == source_ids[:, None, :]) & is_sentinel[:, :, None]
+        same_BTL = decoder_input_ids[:, :, None] == _segments(source_ids)[:, None, :]
         share_BTL = same_BTL / same_BTL.sum(-1, keepdim=True).clamp(min=1)
         embeds_BTD = self.shared(decoder_input_ids) + share_BTL.to(states_BLD.dtype) @ states_BLD
         return super().forward(
             attention_mask=attention_mask, encoder_outputs=encoder_outputs, decoder_inputs_embeds=embeds_BTD, **kwargs
         )
+
+
+def _segments(source_BL: torch.Tensor) -> torch.Tensor:
+    """Give each source position the sentinel of the sign that it belongs to; -1 before the first, at the end, in padding."""
+    is_sentinel = (source_BL >= FIRST_SENTINEL) & (source_BL < FIRST_SENTINEL + SENTINELS)
+    position = torch.arange(source_BL.shape[1], device=source_BL.device).expand_as(source_BL)
+    last = torch.where(is_sentinel, position, -1).cummax(1).values
+    outside = (last < 0) | (source_BL == END) | (source_BL == PAD)
+    return source_BL.gather(1, last.clamp(min=0)).masked_fill(outside, -1)
 
 
 def build_transliterator(size: Size, attention: str = "eager") -> SignAlignedT5:
@@ -148,7 +165,7 @@ def load_pretrained(name: str, attention: str = "eager") -> SignAlignedT5:
         ValueError: the model's vocabulary is not ByT5's 384.
     """
     try:
-        model = SignAlignedT5.from_pretrained(
+        model: SignAlignedT5 = SignAlignedT5.from_pretrained(
             name, attn_implementation=attention, local_files_only=Path(name).is_dir(), use_safetensors=True
         )
     except OSError as error:
@@ -162,7 +179,7 @@ def load_pretrained(name: str, attention: str = "eager") -> SignAlignedT5:
 
 
 class SentinelOrder(LogitsProcessor):  # type: ignore[misc]
-    """Allow bytes, the next sentinel in turn, and the end after the last sentinel; at most `MAX_PIECE_BYTES` a piece.
+    """Allow bytes, and for the score of `BOUNDARY` the next sentinel in turn, or the end after the last; at most `MAX_PIECE_BYTES` a piece.
 
     Args:
         counts: signs of each line, one per row of the batch before beams are spread.
@@ -183,8 +200,9 @@ class SentinelOrder(LogitsProcessor):  # type: ignore[misc]
         allowed = torch.zeros_like(scores, dtype=torch.bool)
         allowed[:, BYTE_OFFSET:FIRST_SENTINEL] = ((begun > 0) & ~full)[:, None]
         rows = torch.arange(len(scores), device=scores.device)
-        allowed[rows, FIRST_SENTINEL + begun % SENTINELS] = begun < counts
-        allowed[:, END] = begun >= counts
+        following = torch.where(begun < counts, FIRST_SENTINEL + begun % SENTINELS, END)
+        allowed[rows, following] = True
+        scores = scores.scatter(1, following[:, None], scores[:, BOUNDARY, None])
         return scores.masked_fill(~allowed, float("-inf"))
 
 
@@ -240,7 +258,11 @@ def _generate(
         logits_processor=LogitsProcessorList([SentinelOrder(counts, beams)]),
         num_beams=beams,
         do_sample=False,
-        max_new_tokens=max(counts) * 8 + 32,
+        # room for the longest piece of every sign: with less, a line's text would depend on its neighbours in the batch
+        max_new_tokens=max(counts) * (1 + MAX_PIECE_BYTES) + 1,
+        decoder_start_token_id=PAD,
+        pad_token_id=PAD,
+        eos_token_id=END,
         return_dict_in_generate=True,
         output_scores=True,
     )
@@ -249,7 +271,7 @@ def _generate(
         output.sequences, output.scores, getattr(output, "beam_indices", None), normalize_logits=True
     )
     scores = torch.where(torch.isfinite(scores), scores, 0.0)
-    lengths = (ids != PAD).sum(1).clamp(min=1)
+    lengths = ((ids == END).cumsum(1) == 0).sum(1) + 1  # beam search pads with END, since PAD is 0
     return {"ids": ids.tolist(), "scores": (scores.sum(1) / lengths).tolist()}
 
 

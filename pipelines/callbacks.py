@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from lightning.pytorch.callbacks import Callback, Checkpoint, WeightAveraging
 from lightning.pytorch.plugins.io import TorchCheckpointIO
+from torch.optim.swa_utils import get_ema_avg_fn
 
 from dubsar.models.checkpoint import write_atomically
 
@@ -47,7 +48,9 @@ class SeedEachBatch(Callback):  # type: ignore[misc]
     def __init__(self, seed: int) -> None:
         self.seed = seed
 
-    def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
         """Seed torch on all devices by the run's seed, the batch and the rank."""
         torch.manual_seed(int(np.random.SeedSequence((self.seed, batch_idx, trainer.global_rank)).generate_state(1)[0]))
 
@@ -70,16 +73,24 @@ class KeepLast(Checkpoint):  # type: ignore[misc]
             return
         due = time.monotonic() - self.saved >= self.seconds or trainer.global_step >= trainer.max_steps
         if trainer.strategy.broadcast(due):
-            trainer.save_checkpoint(self.path)
+            trainer.save_checkpoint(self.path, weights_only=False)
             self.saved = time.monotonic()
 
 
-class EqualAverage(WeightAveraging):  # type: ignore[misc]
-    """SWA: the equal average of the weights after each step from ``first_step`` on; before it, the weights themselves."""
+class Average(WeightAveraging):  # type: ignore[misc]
+    """Average the weights after each step from ``first_step`` on; before it, the average is the weights themselves.
 
-    def __init__(self, first_step: int) -> None:
-        super().__init__(use_buffers=True)  # batch-norm statistics are averaged too
-        self.first_step = first_step
+    So a validation or checkpoint before ``first_step`` shows what is trained, not the random weights of the start.
+
+    Args:
+        first_step: optimizer step, counted from 0.
+        decay: of an exponential moving average (EMA); without it all steps count the same (SWA).
+    """
+
+    def __init__(self, first_step: int, decay: float | None = None) -> None:
+        options = {} if decay is None else {"avg_fn": get_ema_avg_fn(decay)}
+        super().__init__(use_buffers=True, **options)  # batch-norm statistics are averaged too
+        self.first_step, self.decay = first_step, decay
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *rest: Any) -> None:
         """Copy up to the first step of the average, then average."""
@@ -95,7 +106,9 @@ class StopOnNaN(Callback):  # type: ignore[misc]
         self.folder = folder
         self.batch_id: Any = None
 
-    def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
         """Remember which batch is being worked on."""
         self.batch_id = batch_idx
 

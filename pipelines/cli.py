@@ -58,7 +58,9 @@ Overrides = Annotated[list[str] | None, typer.Argument(help="Overrides such as `
 def read(
     source: Annotated[Path, typer.Argument(help="A photograph, or a folder of them.", show_default=False)],
     overrides: Overrides = None,
-    out: Annotated[Path | None, typer.Option("-o", "--out", help="Folder for report, JSON, CSV, text, picture.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="Folder for report, JSON, CSV, text, picture.")
+    ] = None,
     config: Annotated[Path | None, typer.Option(help="A YAML like configs/read.yaml.")] = None,
     language: Annotated[str | None, typer.Option(help="akk, hit or xhu.")] = None,
     max_megapixels: Annotated[float | None, typer.Option(help="Refuse larger pictures.")] = None,
@@ -83,7 +85,7 @@ def read(
 
 
 @app.command()
-def train(
+def train(  # noqa: PLR0917 - typer passes all by name
     stage: Stage,
     overrides: Overrides = None,
     config: Annotated[Path | None, typer.Option(help="A YAML; without it the stage's own, which ships.")] = None,
@@ -102,9 +104,9 @@ def train(
 
         dubsar train detect trainer.max_steps=3000 --dry-run
     """
+    resolved = _stage_config(stage.value, config, overrides)
     from dubsar.pipelines.launch import describe, launch
 
-    resolved = _stage_config(stage.value, config, overrides)
     if dry_run:
         describe(resolved)
         return
@@ -160,7 +162,9 @@ def synth(
 
 
 @app.command("config")
-def show_config(stage: Annotated[str, typer.Argument(help="classify, detect, transliterate or read.")], overrides: Overrides = None) -> None:
+def show_config(
+    stage: Annotated[str, typer.Argument(help="classify, detect, transliterate or read.")], overrides: Overrides = None
+) -> None:
     """Print a stage's config as it would run, ready to be saved and changed.
 
     Example:
@@ -175,7 +179,12 @@ def show_config(stage: Annotated[str, typer.Argument(help="classify, detect, tra
 
 @app.command()
 def doctor() -> None:
-    """Say what this machine can do: devices, memory, fonts, data, shipped weights, and which levers can act."""
+    """Say what this machine can do: devices, memory, fonts, data, shipped weights, and which levers can act.
+
+    Example:
+
+        dubsar doctor
+    """
     from dubsar.pipelines.doctor import examine
 
     examine()
@@ -185,7 +194,14 @@ def doctor() -> None:
 def data_check(
     root: Annotated[Path | None, typer.Argument(help="Data folder; without it DUBSAR_DATA or ../shared/data.")] = None,
 ) -> None:
-    """Report every defect of a data set with file and line, and leaks between splits. Exit status 1 where there are errors."""
+    """Report every defect of a data set with file and line, and leaks between splits; exit status 1 for errors.
+
+    Examples:
+
+        dubsar data check
+
+        dubsar data check /data/cuneiform
+    """
     from dubsar.pipelines.data_report import report_defects
 
     if report_defects(root):
@@ -194,7 +210,12 @@ def data_check(
 
 @data_app.command("list")
 def data_list() -> None:
-    """List public sources that can be fetched by hand, with address and licence."""
+    """List public sources that can be fetched by hand, with address and licence.
+
+    Example:
+
+        dubsar data list
+    """
     from dubsar.pipelines.data_report import list_sources
 
     list_sources()
@@ -220,7 +241,14 @@ def main() -> None:
     """Run the command line; turn expected faults into one line and an exit status."""
     try:
         app()
-    except (ValueError, FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError) as error:
+    except (
+        ValueError,
+        FileNotFoundError,
+        FileExistsError,
+        NotADirectoryError,
+        IsADirectoryError,
+        PermissionError,
+    ) as error:
         _fail(error, WRONG_USE)
     except OSError as error:
         _fail(error, NOT_WRITTEN if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS} else WRONG_USE)

@@ -24,5 +24,10 @@ def list_sources() -> None:
     """Print name, licence, use and address of each public source."""
     table = Table("source", "licence", "for", "address and checksum")
     for source in SOURCES:
-        table.add_row(source.name, source.licence, source.use, "\n".join(filter(None, (source.address, source.sha256, source.note))))
+        table.add_row(
+            source.name,
+            source.licence,
+            source.use,
+            "\n".join(filter(None, (source.address, source.sha256, source.note))),
+        )
     Console().print(table)

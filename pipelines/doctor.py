@@ -78,7 +78,11 @@ def _fonts() -> str:
 
 def _data() -> str:
     root = data_root()
-    return str(root) if root.is_dir() else f"{root} is not there; set DUBSAR_DATA (needed to train and evaluate, not to read)"
+    return (
+        str(root)
+        if root.is_dir()
+        else f"{root} is not there; set DUBSAR_DATA (needed to train and evaluate, not to read)"
+    )
 
 
 def _weights(stage: str) -> str:

@@ -50,7 +50,11 @@ def _detect(path: Path, split: str, limit: int) -> Scores:
     network, config, _ = load_detector(path)
     photographs = [p for p in read_tablet_signs(data_root(), split=split) if p.boxes]
     parts = {s: [p for p in photographs if p.source == s][: limit or None] for s in ("compvis", "ebl")}
-    return {name: score_photographs(network, part, config) | {"photographs": len(part)} for name, part in parts.items() if part}
+    return {
+        name: score_photographs(network, part, config) | {"photographs": len(part)}
+        for name, part in parts.items()
+        if part
+    }
 
 
 def _transliterate(path: Path, split: str, limit: int) -> Scores:
@@ -62,10 +66,14 @@ def _transliterate(path: Path, split: str, limit: int) -> Scores:
     scores: Scores = {}
     for source in config.data.sources:
         lines = [p for p in read_line_pairs(data_root(), source, split) if p.language != "xhu" and p.signs]
-        scores[source] = score_lines(network, lines[: limit or None], compact=compact, beams=config.model.beams).to_dict()
+        scores[source] = score_lines(
+            network, lines[: limit or None], compact=compact, beams=config.model.beams
+        ).to_dict()
         alone = [p for p in lines if p.text_id == "KBo 32.14"]
         if alone:
-            scores["hittite, KBo 32.14"] = score_lines(network, alone, compact=compact, beams=config.model.beams).to_dict()
+            scores["hittite, KBo 32.14"] = score_lines(
+                network, alone, compact=compact, beams=config.model.beams
+            ).to_dict()
     return scores
 
 

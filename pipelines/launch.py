@@ -10,11 +10,12 @@ from rich.table import Table
 
 from dubsar.configs.base import dump
 from dubsar.configs.schema import StageConfig
-from dubsar.datasets.lines import read_line_pairs
+from dubsar.datasets.lines import COLLECTIONS, read_line_pairs
 from dubsar.datasets.sources import data_root, require_data
 from dubsar.datasets.synthetic.glyphs import available_fonts
 from dubsar.datasets.synthetic.scene import write_tablets
-from dubsar.pipelines.levers.resolve import Resolved, resolve
+from dubsar.pipelines.levers.resolve import Resolved, resolve_config
+from dubsar.pipelines.run_report import write_run_report
 from dubsar.pipelines.training import open_run, seed_everything
 
 _BYTES_PER_PARAMETER = 16  # float32 weight, gradient and AdamW's two moments
@@ -27,31 +28,45 @@ def stage_module(stage: str) -> Any:
 
 def launch(config: StageConfig, folder: Path, *, resume: bool = False, overwrite: bool = False) -> dict[str, float]:
     """Train a stage in its run folder and print the scores of its best weights on dev."""
-    levers = resolve(config.efficiency, config.stage)
-    require_data(data_root())  # before anything is written
+    levers = resolve_config(config)
+    _require_inputs(config)
     seed_everything(config.trainer)
     run = open_run(folder, config, levers, resume=resume, overwrite=overwrite)
     print_levers(levers)
     scores: dict[str, float] = stage_module(config.stage).run(config, run, resume=resume)
+    write_run_report(run.path, scores)
     print(f"{folder}: best weights on dev  " + "  ".join(f"{k} {v:.4g}" for k, v in scores.items()))
     return scores
 
 
 def describe(config: StageConfig) -> None:
     """Print config, levers, size, memory, class histogram and the shapes of the first batch; write nothing."""
-    levers = resolve(config.efficiency, config.stage)
+    levers = resolve_config(config)
+    _require_inputs(config)
     print(dump(config))
     print_levers(levers)
     seed_everything(config.trainer)
-    system, loader = stage_module(config.stage).build(config, levers)
+    system, stream = stage_module(config.stage).build(config, levers)
     parameters = sum(p.numel() for p in system.parameters())
-    print(f"parameters: {parameters:,}; weights, gradients and optimizer: {parameters * _BYTES_PER_PARAMETER / 2**20:.0f} MiB")
-    batch = next(iter(loader))
-    print("first batch: " + "  ".join(f"{name} {tuple(t.shape)} {str(t.dtype).removeprefix('torch.')}" for name, t in batch.items()))
+    mebibytes = parameters * _BYTES_PER_PARAMETER / 2**20
+    print(f"parameters: {parameters:,}; weights, gradients and optimizer: {mebibytes:.0f} MiB")
+    batch = stream.batch(0)
+    shapes = [f"{name} {tuple(t.shape)} {str(t.dtype).removeprefix('torch.')}" for name, t in batch.items()]
+    print("first batch: " + "  ".join(shapes))
     for name in ("classes_B", "cls"):
         if name in batch:
             classes, counts = torch.unique(batch[name].long(), return_counts=True)
             print(f"classes in it: {dict(zip(classes.tolist(), counts.tolist(), strict=True))}")
+
+
+def _require_inputs(config: StageConfig) -> None:
+    """Refuse a run whose data are not there, before anything is written."""
+    if config.stage == "transliterate":
+        folders = [COLLECTIONS[source].folder for source in config.data.sources]
+    else:
+        folders = ["tablet-signs"]
+    for folder in folders:
+        require_data(data_root(), folder)
 
 
 def print_levers(levers: Resolved) -> None:
@@ -75,10 +90,12 @@ def render_tablets(count: int, out: Path, *, seed: int, fonts: list[Path], text:
     if text is not None:
         if text not in {"oracc", "hittite"}:
             raise ValueError(f"--text is {text!r}, expected oracc or hittite")
-        lines = [(p.signs, p.translit) for p in read_line_pairs(data_root(), text, "train") if p.signs]  # type: ignore[arg-type]
+        pairs = read_line_pairs(data_root(), text, "train")  # type: ignore[arg-type]
+        lines = [(p.signs, p.translit) for p in pairs if p.signs]
     glyph_table = data_root() / "sign-list" / "assyrian_font.tsv"
     if not glyph_table.exists():
-        print(f"{glyph_table} is not there, so the font Assyrian cannot be used: shapes are monumental (set DUBSAR_DATA)")
+        print(
+            f"{glyph_table} is not there, so the font Assyrian cannot be used: shapes are monumental (set DUBSAR_DATA)"
+        )
     write_tablets(count, out, seed, available_fonts(glyph_table if glyph_table.exists() else None, extra=fonts), lines)
     print(f"{out}: {count} tablets")
-

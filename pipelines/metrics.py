@@ -41,8 +41,8 @@ class TextScores:
 def score_text(hypotheses: Sequence[str], references: Sequence[str]) -> TextScores:
     """Score transliterations on the canonical form.
 
-    A corpus whose references are all empty has rate 0 where nothing was written, else one edit per unit written, so that
-    insertions never vanish.
+    A corpus whose references are all empty has rate 0 where nothing was written, else one edit per unit written, so
+    that insertions never vanish.
     """
     hyps, refs = [canonical(h) for h in hypotheses], [canonical(r) for r in references]
     pairs = list(zip(hyps, refs, strict=True))
@@ -117,7 +117,9 @@ def average_precision(photographs: Sequence[Found], *, max_detections: int = 200
     """
     saturated = sum(len(p.boxes_N4) > max_detections for p in photographs)
     if saturated:
-        print(f"warning: {saturated} photographs have more than {max_detections} detections; the weakest are not scored")
+        print(
+            f"warning: {saturated} photographs have more than {max_detections} detections; the weakest are not scored"
+        )
     truth, found = _to_coco(photographs)
     if not truth["annotations"] or not found:
         return {"ap50": 0.0, "ap": 0.0, "recall50": 0.0}

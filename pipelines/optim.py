@@ -16,8 +16,8 @@ def build_optimizer(
 ) -> dict[str, Any]:
     """Return what Lightning's ``configure_optimizers`` wants: AdamW and a per-step schedule.
 
-    Matrices and kernels decay; biases, norms and other one-dimensional parameters do not. A checkpoint's state keeps the
-    implementation that is asked for here: PyTorch would take ``fused`` from the checkpoint.
+    Matrices and kernels decay; biases, norms and other one-dimensional parameters do not. A checkpoint's state keeps
+    the implementation that is asked for here: PyTorch would take ``fused`` from the checkpoint.
 
     Args:
         module: what is trained.

@@ -1,7 +1,7 @@
 """The stream of training batches: endless, and each batch a pure function of the seed and its number.
 
-So a resumed run goes on with the batch that the unbroken run would have seen, the same batches come whatever the number of
-data-loader workers, and ranks share the stream out among themselves.
+So a resumed run goes on with the batch that the unbroken run would have seen, the same batches come whatever the number
+of data-loader workers, and ranks share the stream out among themselves.
 """
 
 import itertools

@@ -1,5 +1,6 @@
 """Training mechanics that all stages share: run folder, seeds, trainer. The methods are in the stages."""
 
+import logging
 import os
 import shutil
 import subprocess
@@ -9,7 +10,7 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import Callback, EMAWeightAveraging, ModelCheckpoint, RichProgressBar
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint, RichProgressBar
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch.utils.data import DataLoader
 
@@ -19,13 +20,13 @@ from dubsar.configs.schema import StageConfig
 from dubsar.models.checkpoint import write_atomically
 from dubsar.pipelines.callbacks import (
     AtomicFiles,
-    EqualAverage,
+    Average,
     KeepLast,
     MetricsLog,
     SeedEachBatch,
     StopOnNaN,
     is_terminal,
-    write_json,
+    write_json as write_json,  # noqa: PLC0414 - others import it from here
 )
 from dubsar.pipelines.levers.resolve import Resolved
 from dubsar.pipelines.optim import first_averaged_step
@@ -64,8 +65,8 @@ def open_run(
     """Prepare a run folder and write ``config.yaml`` and ``levers.json``.
 
     Raises:
-        RunFolderError: the folder is not empty and neither ``resume`` nor ``overwrite`` is set, or both are, or there is
-            nothing to resume.
+        RunFolderError: the folder is not empty and neither ``resume`` nor ``overwrite`` is set, or both are, or
+            there is nothing to resume.
         NotADirectoryError: there is a file of that name.
     """
     run = RunFolder(path)
@@ -77,7 +78,9 @@ def open_run(
         if not overwrite:
             raise RunFolderError(f"{path}: a run is there already; go on with --resume or start anew with --overwrite")
         if not (path / "config.yaml").exists():
-            raise RunFolderError(f"{path}: holds no config.yaml, so it is no run folder; --overwrite will not delete it")
+            raise RunFolderError(
+                f"{path}: holds no config.yaml, so it is no run folder; --overwrite will not delete it"
+            )
         shutil.rmtree(path)
     if resume and not run.last.exists():
         raise RunFolderError(f"{path}: no checkpoint to resume from (expected {run.last}); start without --resume")
@@ -104,6 +107,7 @@ def build_trainer(config: StageConfig, run: RunFolder, levers: Resolved, *, moni
         mode: ``min`` or ``max``.
     """
     settings = config.trainer
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)  # no advertisements
     return L.Trainer(
         default_root_dir=run.path,
         accelerator=settings.accelerator,
@@ -137,9 +141,12 @@ def _callbacks(settings: Trainer, run: RunFolder, levers: Resolved, *, monitor: 
         ),
     ]
     if levers["ema"]:
-        callbacks.append(EMAWeightAveraging(decay=levers["ema"]["decay"]))
+        decay = levers["ema"]["decay"]
+        # an average from step 1 on would keep decay ** steps of the random weights: start when one horizon has passed
+        horizon = min(round(1 / (1 - decay)), settings.max_steps // 4)
+        callbacks.append(Average(horizon, decay))
     if levers["swa"]:
-        callbacks.append(EqualAverage(first_averaged_step(levers["swa"], settings.max_steps)))
+        callbacks.append(Average(first_averaged_step(levers["swa"], settings.max_steps)))
     if is_terminal():
         callbacks.append(RichProgressBar())
     return callbacks

@@ -1,16 +1,20 @@
 """Decide what each lever becomes on this machine for this stage: it acts, or it is refused with the reason.
 
-Nothing that was asked for is dropped in silence. With ``strict: true`` every refusal is a `LeverError`; otherwise the lever
-falls back to the next best, and the table that the run prints and ``levers.json`` say so.
+Nothing that was asked for is dropped in silence. With ``strict: true`` every refusal is a `LeverError`; otherwise the
+lever falls back to the next best, and the table that the run prints and ``levers.json`` say so.
 """
 
+import shutil
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
 from dubsar.configs.blocks import Efficiency
+from dubsar.configs.schema import StageConfig
 from dubsar.pipelines.levers.table import LEVERS, Lever
+
+_COMPILERS = [name for name in ("g++", "clang++", "c++", "cl") if shutil.which(name)]
 
 
 class LeverError(ValueError):
@@ -59,10 +63,17 @@ def resolve(efficiency: Efficiency, stage: str, *, cuda: bool | None = None) -> 
         asked = getattr(efficiency, lever.name)
         asked = asked.model_dump() if hasattr(asked, "model_dump") else asked
         resolved, why = (asked, "") if asked == lever.off else _decide(lever, asked, stage, cuda)
+        resolved, why = (resolved, why) if why or asked == lever.off else _without_partner(lever, asked, efficiency)
         if why and efficiency.strict:
             raise LeverError(f"efficiency.{lever.name}: {asked!r} cannot act here: {why} (strict: true)")
         rows.append(Resolution(lever.name, lever.exactness, asked, resolved, why))
     return Resolved(tuple(rows))
+
+
+def resolve_config(config: StageConfig) -> Resolved:
+    """Resolve the levers of a stage's config for the device that its trainer will use."""
+    cuda = config.trainer.accelerator != "cpu" and torch.cuda.is_available()
+    return resolve(config.efficiency, config.stage, cuda=cuda)
 
 
 def _decide(lever: Lever, asked: Any, stage: str, cuda: bool) -> tuple[Any, str]:
@@ -70,10 +81,12 @@ def _decide(lever: Lever, asked: Any, stage: str, cuda: bool) -> tuple[Any, str]
     if lever.unavailable:
         return lever.off, lever.unavailable
     if stage not in lever.stages:
-        return lever.off, f"has nothing to act on in stage {stage}"
+        return lever.off, lever.elsewhere or f"has nothing to act on in stage {stage}"
     match lever.name, asked:
         case "precision", "fp16" if stage == "transliterate":
-            raise LeverError("efficiency.precision: 'fp16' is refused for ByT5: the T5 family diverges in float16; use bf16")
+            raise LeverError(
+                "efficiency.precision: 'fp16' is refused for ByT5: the T5 family diverges in float16; use bf16"
+            )
         case "precision", "fp16" if not cuda:
             return "fp32", "float16 autocast needs CUDA: on a CPU it would silently become bf16"
         case "precision", "bf16" if cuda and not torch.cuda.is_bf16_supported():
@@ -85,9 +98,26 @@ def _decide(lever: Lever, asked: Any, stage: str, cuda: bool) -> tuple[Any, str]
         case "attention", "flex":
             return "sdpa", "the FlexAttention path is not built yet"
         case "packing", "pack" | "auto":
-            return "bucket", "document masks are not built yet; length-sorted token budgets get most of what packing gets"
+            return (
+                "bucket",
+                "document masks are not built yet; length-sorted token budgets get most of what packing gets",
+            )
         case "checkpointing", "selective":
             return "full", "no selective policy is built yet"
+        case "compile", _ if not _COMPILERS:
+            return "off", "no C++ compiler is installed (g++, clang++ or c++)"
+        case "compile", "per_block" if stage != "transliterate":
+            return "full", "the blocks of a convolutional network differ in shape; it is compiled as one"
         case "compile_mode", "reduce-overhead" if not cuda:
             return "default", "reduce-overhead is CUDA graphs, which need CUDA"
+    return asked, ""
+
+
+def _without_partner(lever: Lever, asked: Any, efficiency: Efficiency) -> tuple[Any, str]:
+    """Return what becomes of a lever that could act, in view of the other levers."""
+    match lever.name:
+        case "compile_mode" if efficiency.compile == "off":
+            return lever.off, "compile is off, so there is nothing to compile in this mode"
+        case "swa" if efficiency.ema is not None:
+            return lever.off, "ema averages the weights already; one of the two"
     return asked, ""

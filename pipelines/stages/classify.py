@@ -4,13 +4,14 @@
     dubsar train classify --config configs/debug/classify.yaml
     dubsar evaluate classify --split test
 
-The tail is long: of 335 classes 107 have 20 crops or more. Classes are sampled by ``count ** -balance_power``, and signs
-rendered on clay are mixed in, so that a class with two photographs is seen in more than two lights. Nothing is mirrored.
+The tail is long: of 335 classes 107 have 20 crops or more. Classes are sampled by ``count ** -balance_power``, and
+signs rendered on clay are mixed in, so that a class with two photographs is seen in more than two lights. Nothing is
+mirrored.
 
 Reads ``tablet-signs`` below the data root; writes ``runs/classify/<name>/``.
 """
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,6 @@ import lightning as L
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import DataLoader, IterableDataset
 
 from dubsar.configs.schema import ClassifyConfig, ClassifyData
 from dubsar.datasets.augment import crop_augmentation
@@ -32,12 +32,13 @@ from dubsar.datasets.synthetic.glyphs import FontError, GlyphFont, available_fon
 from dubsar.datasets.synthetic.scene import render_sign
 from dubsar.models.backbones import SignClassifier
 from dubsar.models.checkpoint import save_model
-from dubsar.pipelines.levers.resolve import Resolved, resolve
+from dubsar.pipelines.levers.resolve import Resolved, resolve_config
 from dubsar.pipelines.metrics import ClassScores, score_classes
 from dubsar.pipelines.networks import build_classifier
-from dubsar.pipelines.optim import build_optimizer
+from dubsar.pipelines.optim import build_optimizer, clip_gradients
 from dubsar.pipelines.reading.engine import classify_crops, to_input
-from dubsar.pipelines.training import RunFolder, build_trainer, commit, hardware, one_batch
+from dubsar.pipelines.stream import Stream
+from dubsar.pipelines.training import RunFolder, build_trainer, commit, fit, hardware
 
 LICENCE = (
     "Weights: CC BY-NC-SA 4.0, non-commercial. Trained on photographs (c) The Trustees of the British Museum; "
@@ -55,7 +56,7 @@ class Crops:
 
 
 class ClassifySystem(L.LightningModule):  # type: ignore[misc]
-    """Cross-entropy over the inventory, with label smoothing, mixup, and logit adjustment by the classes' frequencies."""
+    """Cross-entropy over the inventory, with label smoothing, mixup, and logit adjustment by frequency."""
 
     def __init__(
         self, network: SignClassifier, dev: Crops, prior_C: torch.Tensor, config: ClassifyConfig, levers: Resolved
@@ -89,25 +90,27 @@ class ClassifySystem(L.LightningModule):  # type: ignore[misc]
 
     def configure_optimizers(self) -> dict[str, Any]:
         """AdamW with warm-up."""
-        fused = self.levers["fused_optimizer"]
-        return build_optimizer(self.network, self.config.optim, self.config.trainer.max_steps, fused=fused)
+        fused, swa = self.levers["fused_optimizer"], self.levers["swa"]
+        return build_optimizer(self.network, self.config.optim, self.config.trainer.max_steps, fused=fused, swa=swa)
 
-    def configure_gradient_clipping(self, optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None) -> None:
+    def configure_gradient_clipping(self, optimizer: Any, *_: Any, **__: Any) -> None:
         """Clip here: Lightning's own clipping refuses fused AdamW under bf16."""
-        torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.config.trainer.clip_norm)
+        clip_gradients(self.network, self.config.trainer.clip_norm)
 
 
 def _cross_entropy(logits_BC: torch.Tensor, classes_B: torch.Tensor, smoothing: float) -> torch.Tensor:
     return torch.nn.functional.cross_entropy(logits_BC, classes_B, label_smoothing=smoothing)
 
 
-class CropStream(IterableDataset[dict[str, torch.Tensor]]):
+class CropStream(Stream):
     """An endless stream of batches: photographed crops by class weight, and rendered ones by class."""
 
-    def __init__(self, crops: Crops, inventory: Inventory, fonts: list[GlyphFont], data: ClassifyData, seed: int) -> None:
+    def __init__(
+        self, crops: Crops, inventory: Inventory, fonts: Sequence[GlyphFont], data: ClassifyData, seed: int
+    ) -> None:
         self.crops, self.data, self.seed = crops, data, seed
         self.classes = inventory.classes
-        self.fonts = fonts
+        self.augment = crop_augmentation()
         counts = np.bincount(crops.classes_N, minlength=len(inventory)).astype(float)
         power = data.balance_power if data.sampler == "balanced" else 0.0
         weights = counts[crops.classes_N] ** -power
@@ -116,18 +119,15 @@ class CropStream(IterableDataset[dict[str, torch.Tensor]]):
             (c, font) for c, sign in enumerate(self.classes) for font in fonts[:1] if font.covers(sign.glyph)
         ]
 
-    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
-        """Yield batches of pixels in 0-1 (B, 3, S, S) and class ids (B,); each worker has its own stream."""
-        worker = torch.utils.data.get_worker_info()
-        rng = np.random.default_rng((self.seed, worker.id if worker else 0))
-        augment = crop_augmentation()
-        augment.set_random_seed(int(rng.integers(2**31)))
-        while True:
-            rows = [self._draw(rng, augment) for _ in range(self.data.batch_size)]
-            pixels = torch.from_numpy(np.stack([r[0] for r in rows]))
-            yield {"pixels_BCHW": to_input(pixels), "classes_B": torch.tensor([r[1] for r in rows])}
+    def batch(self, number: int) -> dict[str, torch.Tensor]:
+        """Return pixels in 0-1 (B, 3, S, S) and class ids (B,)."""
+        rng = np.random.default_rng((self.seed, number))
+        self.augment.set_random_seed(int(rng.integers(2**31)))
+        rows = [self._draw(rng) for _ in range(self.data.batch_size)]
+        pixels = torch.from_numpy(np.stack([r[0] for r in rows]))
+        return {"pixels_BCHW": to_input(pixels), "classes_B": torch.tensor([r[1] for r in rows])}
 
-    def _draw(self, rng: np.random.Generator, augment: Any) -> tuple[npt.NDArray[np.uint8], int]:
+    def _draw(self, rng: np.random.Generator) -> tuple[npt.NDArray[np.uint8], int]:
         side = self.data.crop_px
         if self.covered and rng.random() < self.data.synthetic_fraction:
             class_id, font = self.covered[rng.integers(len(self.covered))]
@@ -135,7 +135,7 @@ class CropStream(IterableDataset[dict[str, torch.Tensor]]):
         else:
             index = min(int(np.searchsorted(self.share, rng.random())), len(self.share) - 1)
             pixels, class_id = self.crops.pixels_NSS3[index], int(self.crops.classes_N[index])
-        return centre(augment(image=pixels)["image"], side), class_id
+        return centre(self.augment(image=pixels)["image"], side), class_id
 
 
 def centre(pixels_SS3: npt.NDArray[np.uint8], side: int) -> npt.NDArray[np.uint8]:
@@ -146,7 +146,8 @@ def centre(pixels_SS3: npt.NDArray[np.uint8], side: int) -> npt.NDArray[np.uint8
 
 def read_crops(root: Path, split: str, size: CropSize, inventory: Inventory, limit: int = 0) -> Crops:
     """Cut the crops of a split; each photograph is decoded once."""
-    pixels, classes = [], []
+    pixels: list[npt.NDArray[np.uint8]] = []
+    classes: list[list[int]] = []
     for photograph in read_tablet_signs(root, split=split):
         if limit and sum(map(len, classes)) >= limit:
             break
@@ -165,27 +166,41 @@ def score_crops(network: SignClassifier, crops: Crops) -> ClassScores:
     return score_classes(classify_crops(network, crops.pixels_NSS3).numpy(), crops.classes_N)
 
 
-def build(config: ClassifyConfig, levers: Resolved) -> tuple[ClassifySystem, DataLoader[Any]]:
+def build(config: ClassifyConfig, levers: Resolved) -> tuple[ClassifySystem, Stream]:
     """Turn the config into a system and its training batches."""
     data, root = config.data, data_root()
     inventory = Inventory.from_classes_tsv(root / "tablet-signs" / "classes.tsv")
     network = build_classifier(config, len(inventory))
+    apply_levers(network, levers)
+    train = read_crops(root, "train", CropSize(data.crop_px, data.context, BORDER), inventory, data.limit)
+    dev = read_crops(root, "dev", CropSize(data.crop_px, data.context), inventory, data.limit)
+    stream = CropStream(train, inventory, _fonts(root) if data.synthetic_fraction else (), data, config.trainer.seed)
+    counts = torch.bincount(torch.from_numpy(train.classes_N), minlength=len(inventory)).float()
+    seen = int((counts > 0).sum())
+    print(f"classify: {len(train.classes_N)} training crops of {seen} classes, {len(stream.covered)} rendered")
+    return ClassifySystem(network, dev, counts / counts.sum(), config, levers), stream
+
+
+def apply_levers(network: Any, levers: Resolved) -> None:
+    """Set those levers that act on the network itself.
+
+    Raises:
+        ValueError: the backbone cannot recompute its activations.
+    """
     if levers["channels_last"]:
         network.to(memory_format=torch.channels_last)
     if levers["checkpointing"] == "full":
-        network.net.set_grad_checkpointing(True)
+        try:
+            network.net.set_grad_checkpointing(True)
+        except AssertionError as error:
+            raise ValueError(
+                "efficiency.checkpointing: this backbone cannot recompute activations; set it to off"
+            ) from error
     if levers["compile"] != "off":
         network.net.compile(mode=levers["compile_mode"], dynamic=False)
-    train = read_crops(root, "train", CropSize(data.crop_px, data.context, BORDER), inventory, data.limit)
-    dev = read_crops(root, "dev", CropSize(data.crop_px, data.context), inventory, data.limit)
-    stream = CropStream(train, inventory, _fonts(root) if data.synthetic_fraction else [], data, config.trainer.seed)
-    loader = DataLoader(stream, batch_size=None, num_workers=config.trainer.workers)
-    counts = torch.bincount(torch.from_numpy(train.classes_N), minlength=len(inventory)).float()
-    print(f"classify: {len(train.classes_N)} training crops of {int((counts > 0).sum())} classes, {len(stream.covered)} rendered")
-    return ClassifySystem(network, dev, counts / counts.sum(), config, levers), loader
 
 
-def _fonts(root: Path) -> list[GlyphFont]:
+def _fonts(root: Path) -> tuple[GlyphFont, ...]:
     try:
         return available_fonts(root / "sign-list" / "assyrian_font.tsv")
     except FontError as error:
@@ -194,11 +209,10 @@ def _fonts(root: Path) -> list[GlyphFont]:
 
 def run(config: ClassifyConfig, folder: RunFolder, *, resume: bool = False) -> dict[str, float]:
     """Train, keep the weights that are best on dev, write them, and return their dev scores."""
-    levers = resolve(config.efficiency, "classify")
-    system, loader = build(config, levers)
+    levers = resolve_config(config)
+    system, stream = build(config, levers)
     trainer = build_trainer(config, folder, levers, monitor="val/top1", mode="max")
-    trainer.fit(system, loader, one_batch(), ckpt_path=str(folder.last) if resume else None, weights_only=True)
-    system.load_state_dict(torch.load(folder.checkpoints / "best.ckpt", weights_only=True)["state_dict"])
+    fit(trainer, system, stream, folder, resume=resume)
     scores = score_crops(system.network, system.dev).to_dict()
     inventory = Inventory.from_classes_tsv(data_root() / "tablet-signs" / "classes.tsv")
     card = {

@@ -4,21 +4,19 @@
     dubsar train detect --config configs/debug/detect.yaml
     dubsar evaluate detect --split test
 
-Photographs are scaled so that a sign is about ``data.sign_px`` large, cut into random windows around labelled signs, and
-changed in light and focus, never mirrored. Validation runs the same search as reading: the scale is estimated, not given.
+Photographs are scaled so that a sign is about ``data.sign_px`` large, cut into random windows around labelled signs,
+and changed in light and focus, never mirrored. Validation runs the same search as reading: the scale is estimated, not
+given.
 
 Reads ``tablet-signs`` below the data root; writes ``runs/detect/<name>/``.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import numpy as np
-import numpy.typing as npt
 import torch
-from torch.utils.data import DataLoader, IterableDataset
 
 from dubsar.configs.schema import DetectConfig, DetectData
 from dubsar.datasets.augment import tile_augmentation
@@ -29,12 +27,13 @@ from dubsar.datasets.sources import data_root
 from dubsar.datasets.windows import UNLABELLED_WEIGHT, Picture, make_picture, random_window
 from dubsar.models.checkpoint import save_model
 from dubsar.models.detector import STRIDE, Detector
-from dubsar.pipelines.levers.resolve import Resolved, resolve
+from dubsar.pipelines.levers.resolve import Resolved, resolve_config
 from dubsar.pipelines.metrics import Found, average_precision
 from dubsar.pipelines.networks import build_detector
-from dubsar.pipelines.optim import build_optimizer
+from dubsar.pipelines.optim import build_optimizer, clip_gradients
 from dubsar.pipelines.reading.engine import find_signs, tile_settings
-from dubsar.pipelines.training import RunFolder, build_trainer, commit, hardware, one_batch
+from dubsar.pipelines.stream import Stream
+from dubsar.pipelines.training import RunFolder, build_trainer, commit, fit, hardware
 
 LICENCE = (
     "Weights: CC BY-NC-SA 4.0, non-commercial. Trained on photographs (c) The Trustees of the British Museum; "
@@ -65,38 +64,38 @@ class DetectSystem(L.LightningModule):  # type: ignore[misc]
 
     def configure_optimizers(self) -> dict[str, Any]:
         """AdamW with warm-up."""
-        fused = self.levers["fused_optimizer"]
-        return build_optimizer(self.network, self.config.optim, self.config.trainer.max_steps, fused=fused)
+        fused, swa = self.levers["fused_optimizer"], self.levers["swa"]
+        return build_optimizer(self.network, self.config.optim, self.config.trainer.max_steps, fused=fused, swa=swa)
 
-    def configure_gradient_clipping(self, optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None) -> None:
+    def configure_gradient_clipping(self, optimizer: Any, *_: Any, **__: Any) -> None:
         """Clip here: Lightning's own clipping refuses fused AdamW under bf16."""
-        torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.config.trainer.clip_norm)
+        clip_gradients(self.network, self.config.trainer.clip_norm)
 
 
-class Windows(IterableDataset[dict[str, torch.Tensor]]):
-    """An endless stream of batches of random windows; a photograph is drawn by the square root of its number of signs."""
+class Windows(Stream):
+    """Batches of random windows; a photograph is drawn by the square root of its number of signs."""
 
     def __init__(self, real: list[Picture], rendered: list[Picture], data: DetectData, seed: int) -> None:
         self.real, self.rendered, self.data, self.seed = real, rendered, data, seed
         weights = np.sqrt([len(p.boxes_N4) for p in real])
         self.share = weights / weights.sum()
+        self.augment = tile_augmentation()
 
-    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
-        """Yield batches for `Detector.loss`; each worker has its own stream."""
-        worker = torch.utils.data.get_worker_info()
-        rng = np.random.default_rng((self.seed, worker.id if worker else 0))
-        augment = tile_augmentation()
-        augment.set_random_seed(int(rng.integers(2**31)))
-        while True:
-            yield collate([self._draw(rng, augment) for _ in range(self.data.batch_size)])
+    def batch(self, number: int) -> dict[str, torch.Tensor]:
+        """Return a batch for `Detector.loss`."""
+        rng = np.random.default_rng((self.seed, number))
+        self.augment.set_random_seed(int(rng.integers(2**31)))
+        return collate([self._draw(rng) for _ in range(self.data.batch_size)])
 
-    def _draw(self, rng: np.random.Generator, augment: Any) -> dict[str, Any]:
+    def _draw(self, rng: np.random.Generator) -> dict[str, Any]:
         rendered = self.rendered and rng.random() < self.data.synthetic_fraction
         picture = (
-            self.rendered[rng.integers(len(self.rendered))] if rendered else self.real[rng.choice(len(self.real), p=self.share)]
+            self.rendered[rng.integers(len(self.rendered))]
+            if rendered
+            else self.real[rng.choice(len(self.real), p=self.share)]
         )
         tile, boxes, classes, labelled = random_window(picture, self.data.tile, self.data.scale_jitter, rng)
-        return augment(image=tile, bboxes=boxes, classes=classes, mask=labelled)  # type: ignore[no-any-return]
+        return self.augment(image=tile, bboxes=boxes, classes=classes, mask=labelled)  # type: ignore[no-any-return]
 
 
 def collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
@@ -124,8 +123,12 @@ def prepare(config: DetectConfig, root: Path) -> tuple[list[Picture], list[Pictu
         if photograph.boxes:
             classes = [inventory.id_of_glyph[b.glyph] if named else 0 for b in photograph.boxes]
             boxes = [b.box_xyxy for b in photograph.boxes]
-            real.append(make_picture(load_image(photograph.path).rgb_HW3, boxes, classes, data.sign_px, exhaustive=False))
-    rendered = [_render(seed, root, inventory if named else None, data.sign_px) for seed in range(data.synthetic_tablets)]
+            real.append(
+                make_picture(load_image(photograph.path).rgb_HW3, boxes, classes, data.sign_px, exhaustive=False)
+            )
+    rendered = [
+        _render(seed, root, inventory if named else None, data.sign_px) for seed in range(data.synthetic_tablets)
+    ]
     print(f"detect: {len(real)} photographs, {len(rendered)} rendered tablets, signs {data.sign_px:g} px")
     return real, rendered
 
@@ -137,7 +140,7 @@ def _render(seed: int, root: Path, inventory: Inventory | None, sign_px: float) 
     rendered = render_tablet(seed, fonts=available_fonts(root / "sign-list" / "assyrian_font.tsv"))
     signs = [s for s in rendered.tablet.signs() if s.box is not None and s.damage in {"intact", "damaged"}]
     classes = [inventory.id_of_glyph.get(s.glyph, 0) if inventory else 0 for s in signs]
-    return make_picture(rendered.rgb_HW3, [s.box for s in signs], classes, sign_px, exhaustive=True)
+    return make_picture(rendered.rgb_HW3, [s.box for s in signs if s.box], classes, sign_px, exhaustive=True)
 
 
 def score_photographs(network: Detector, photographs: list[Photograph], config: DetectConfig) -> dict[str, float]:
@@ -154,11 +157,13 @@ def score_photographs(network: Detector, photographs: list[Photograph], config: 
         rgb = load_image(photograph.path).rgb_HW3
         result = find_signs(network, rgb, settings)
         truth = np.array([b.box_xyxy for b in photograph.boxes], dtype=np.float64).reshape(-1, 4)
-        found.append(Found(result.boxes_N4, result.scores_N, result.classes_N * 0, truth, np.zeros(len(truth), np.int64)))
+        found.append(
+            Found(result.boxes_N4, result.scores_N, result.classes_N * 0, truth, np.zeros(len(truth), np.int64))
+        )
     return average_precision(found)
 
 
-def build(config: DetectConfig, levers: Resolved) -> tuple[DetectSystem, DataLoader[Any]]:
+def build(config: DetectConfig, levers: Resolved) -> tuple[DetectSystem, Stream]:
     """Turn the config into a system and its training batches.
 
     Raises:
@@ -168,24 +173,27 @@ def build(config: DetectConfig, levers: Resolved) -> tuple[DetectSystem, DataLoa
         raise ValueError(f"data.tile is {config.data.tile}, expected a multiple of {STRIDE}")
     root = data_root()
     network = build_detector(config, len(Inventory.from_classes_tsv(root / "tablet-signs" / "classes.tsv")))
+    apply_levers(network, levers)
+    real, rendered = prepare(config, root)
+    windows = Windows(real, rendered, config.data, config.trainer.seed)
+    dev = [p for p in read_tablet_signs(root, split="dev") if p.boxes][: config.data.limit or None]
+    return DetectSystem(network, dev, config, levers), windows
+
+
+def apply_levers(network: Detector, levers: Resolved) -> None:
+    """Set those levers that act on the network itself."""
     if levers["channels_last"]:
         network.to(memory_format=torch.channels_last)
     if levers["compile"] != "off":
         network.net.compile(mode=levers["compile_mode"], dynamic=False)
-    real, rendered = prepare(config, root)
-    windows = Windows(real, rendered, config.data, config.trainer.seed)
-    loader = DataLoader(windows, batch_size=None, num_workers=config.trainer.workers)
-    dev = [p for p in read_tablet_signs(root, split="dev") if p.boxes][: config.data.limit or None]
-    return DetectSystem(network, dev, config, levers), loader
 
 
 def run(config: DetectConfig, folder: RunFolder, *, resume: bool = False) -> dict[str, float]:
     """Train, keep the weights that are best on dev, write them, and return their dev scores."""
-    levers = resolve(config.efficiency, "detect")
-    system, loader = build(config, levers)
+    levers = resolve_config(config)
+    system, stream = build(config, levers)
     trainer = build_trainer(config, folder, levers, monitor="val/ap50", mode="max")
-    trainer.fit(system, loader, one_batch(), ckpt_path=str(folder.last) if resume else None, weights_only=True)
-    system.load_state_dict(torch.load(folder.checkpoints / "best.ckpt", weights_only=True)["state_dict"])
+    fit(trainer, system, stream, folder, resume=resume)
     scores = score_photographs(system.network, system.dev, config)
     inventory = Inventory.from_classes_tsv(data_root() / "tablet-signs" / "classes.tsv")
     card = {

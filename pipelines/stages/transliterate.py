@@ -11,14 +11,13 @@ Reads ``akkadian-oracc-lines`` and ``hittite-lines`` below the data root; writes
 """
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler
 
 from dubsar.configs.schema import TransliterateConfig, TransliterateData
 from dubsar.datasets.alignment import ReadingTable, align
@@ -30,17 +29,19 @@ from dubsar.models.transliterator import (
     IGNORED,
     PAD,
     SENTINELS,
+    boundary_targets,
     clean,
     encode_pieces,
     encode_signs,
     pad,
     transliterate,
 )
-from dubsar.pipelines.levers.resolve import Resolved, resolve
+from dubsar.pipelines.levers.resolve import Resolved, resolve_config
 from dubsar.pipelines.metrics import TextScores, score_text
 from dubsar.pipelines.networks import build_byt5
-from dubsar.pipelines.optim import build_optimizer
-from dubsar.pipelines.training import RunFolder, build_trainer, commit, hardware, one_batch
+from dubsar.pipelines.optim import build_optimizer, clip_gradients
+from dubsar.pipelines.stream import Stream
+from dubsar.pipelines.training import RunFolder, build_trainer, commit, fit, hardware
 
 LICENCE = "Weights: CC BY-SA 4.0. Data: Oracc CC0; TLHdig CC BY 4.0; UD_Hittite-HitTB CC BY-SA 4.0."
 
@@ -57,19 +58,37 @@ class Example:
 class TransliterateSystem(L.LightningModule):  # type: ignore[misc]
     """Cross-entropy per target id, summed over the step's ids and divided by their number."""
 
-    def __init__(self, network: Any, dev: dict[str, list[LinePair]], config: TransliterateConfig, levers: Resolved) -> None:
+    def __init__(
+        self, network: Any, dev: dict[str, list[LinePair]], config: TransliterateConfig, levers: Resolved
+    ) -> None:
         super().__init__()
         self.network, self.dev, self.config, self.levers = network, dev, config, levers
         self.compact = config.model.sign_encoding == "compact"
+        self.step_ids: Any = 0  # target ids since the last optimizer step
 
     def training_step(self, batch: dict[str, torch.Tensor], _: int) -> torch.Tensor:
-        """Return the mean loss over target ids; logits go to float32 before the softmax."""
+        """Return the sum of the losses of all target ids; logits go to float32 before the softmax."""
         logits_BTV = self.network(
             input_ids=batch["source_BL"], attention_mask=batch["mask_BL"], decoder_input_ids=batch["decoder_BT"]
         ).logits.float()
-        loss = torch.nn.functional.cross_entropy(logits_BTV.flatten(0, 1), batch["target_BT"].flatten(), ignore_index=IGNORED)
-        self.log("train/loss", loss)
+        target = batch["target_BT"].flatten()
+        loss = torch.nn.functional.cross_entropy(
+            logits_BTV.flatten(0, 1), target, ignore_index=IGNORED, reduction="sum"
+        )
+        ids = (target != IGNORED).sum()
+        self.step_ids = self.step_ids + ids
+        self.log("train/loss", loss.detach() / ids)
         return loss
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        """Divide by the target ids of the whole step.
+
+        Lightning has taken the mean over micro-batches and ranks; a mean of means would weigh short ones too high.
+        """
+        ids = self.trainer.strategy.reduce(self.step_ids, reduce_op="sum")
+        share = self.trainer.accumulate_grad_batches * self.trainer.world_size / ids
+        torch._foreach_mul_([p.grad for p in self.network.parameters() if p.grad is not None], share)
+        self.step_ids = 0
 
     def validation_step(self, batch: torch.Tensor, _: int) -> None:
         """Decode dev lines greedily, source by source; ``val/cer`` is the mean over sources."""
@@ -82,33 +101,41 @@ class TransliterateSystem(L.LightningModule):  # type: ignore[misc]
 
     def configure_optimizers(self) -> dict[str, Any]:
         """AdamW with warm-up."""
-        fused = self.levers["fused_optimizer"]
-        return build_optimizer(self.network, self.config.optim, self.config.trainer.max_steps, fused=fused)
+        fused, swa = self.levers["fused_optimizer"], self.levers["swa"]
+        return build_optimizer(self.network, self.config.optim, self.config.trainer.max_steps, fused=fused, swa=swa)
 
-    def configure_gradient_clipping(self, optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None) -> None:
+    def configure_gradient_clipping(self, optimizer: Any, *_: Any, **__: Any) -> None:
         """Clip here: Lightning's own clipping refuses fused AdamW under bf16."""
-        torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.config.trainer.clip_norm)
+        clip_gradients(self.network, self.config.trainer.clip_norm)
 
 
-class Lines(Dataset[dict[str, list[int]]]):
-    """Training lines, encoded anew each time: the first sentinel is random, and some lines get a random break."""
+class LineStream(Stream):
+    """Batches of lines, encoded anew each time: the first sentinel is random, and some lines get a random break."""
 
-    def __init__(self, examples: list[Example], *, compact: bool, broken_noise: float) -> None:
-        self.examples, self.compact, self.broken_noise = examples, compact, broken_noise
+    def __init__(
+        self, examples: list[Example], data: TransliterateData, *, compact: bool, bucket: bool, seed: int
+    ) -> None:
+        self.examples, self.compact, self.broken_noise, self.seed = examples, compact, data.broken_noise, seed
+        lengths = [sum(map(len, self.encode(e, 0).values())) for e in examples]
+        self.batches = TokenBudget(lengths, data.batch_tokens, bucket=bucket, seed=seed)
 
-    def __len__(self) -> int:
-        return len(self.examples)
+    def batch(self, number: int) -> dict[str, torch.Tensor]:
+        """Return padded ids, see `collate`."""
+        rng = random.Random(f"{self.seed}/batch/{number}")
+        return collate([self._draw(self.examples[i], rng) for i in self.batches[number]])
 
-    def __getitem__(self, index: int) -> dict[str, list[int]]:
+    def _draw(self, example: Example, rng: random.Random) -> dict[str, list[int]]:
+        start, cut = rng.randrange(SENTINELS), rng.randrange(SENTINELS)
+        if rng.random() < self.broken_noise and len(example.signs) > 3:
+            signs, pieces = break_line(example.signs, example.pieces, cut % len(example.signs), 1 + cut % 4)
+            example = Example(signs, pieces, example.language)
+        return self.encode(example, start)
+
+    def encode(self, example: Example, start: int) -> dict[str, list[int]]:
         """Return ids ``source`` and ``target`` of one line."""
-        example = self.examples[index]
-        signs, pieces = example.signs, example.pieces
-        start, draw, cut = torch.randint(0, SENTINELS, (3,)).tolist()
-        if draw < self.broken_noise * SENTINELS and len(signs) > 3:
-            signs, pieces = break_line(signs, pieces, cut % len(signs), 1 + cut % 4)
         return {
-            "source": encode_signs(signs, example.language, start=start, compact=self.compact),
-            "target": encode_pieces(pieces, start=start),
+            "source": encode_signs(example.signs, example.language, start=start, compact=self.compact),
+            "target": encode_pieces(example.pieces, start=start),
         }
 
 
@@ -123,19 +150,31 @@ def break_line(
     )
 
 
-class TokenBudget(Sampler[list[int]]):
-    """Batches of at most ``budget`` padded ids; with ``bucket`` lines of like length go together.
+class TokenBudget:
+    """Batches of at most ``budget`` padded ids, numbered without end; with ``bucket`` lines of like length go together.
 
     Lengths are sorted inside shuffled windows only, and batches are shuffled, so that no epoch runs from short to long.
+    A line that is longer than the budget is a batch of its own.
     """
 
     def __init__(self, lengths: Sequence[int], budget: int, *, bucket: bool, seed: int) -> None:
-        self.lengths, self.budget, self.bucket, self.seed, self.epoch = lengths, budget, bucket, seed, 0
+        self.lengths, self.budget, self.bucket, self.seed = lengths, budget, bucket, seed
+        self._start_epoch(0, 0)
 
-    def __iter__(self) -> Iterator[list[int]]:
-        """Yield the batches of the next epoch."""
-        rng = random.Random(f"{self.seed}/{self.epoch}")
-        self.epoch += 1
+    def __getitem__(self, number: int) -> list[int]:
+        """Return the lines' indices of batch ``number``; epochs follow one another."""
+        if number < self._first:
+            self._start_epoch(0, 0)
+        while number >= self._first + len(self._current):
+            self._start_epoch(self._epoch + 1, self._first + len(self._current))
+        return self._current[number - self._first]
+
+    def _start_epoch(self, epoch: int, first: int) -> None:
+        self._epoch, self._first, self._current = epoch, first, self.epoch(epoch)
+
+    def epoch(self, epoch: int) -> list[list[int]]:
+        """Return all batches of an epoch; each line is in one of them."""
+        rng = random.Random(f"{self.seed}/{epoch}")
         order = list(range(len(self.lengths)))
         rng.shuffle(order)
         batches: list[list[int]] = []
@@ -145,7 +184,7 @@ class TokenBudget(Sampler[list[int]]):
                 window.sort(key=lambda i: self.lengths[i])
             batches += self._fill(window)
         rng.shuffle(batches)
-        yield from batches
+        return batches
 
     def _fill(self, order: list[int]) -> list[list[int]]:
         batches: list[list[int]] = [[]]
@@ -166,7 +205,7 @@ def collate(rows: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
         "source_BL": pad(sources, PAD),
         "mask_BL": pad([[1] * len(s) for s in sources], 0),
         "decoder_BT": pad([[PAD, *t[:-1]] for t in targets], PAD),
-        "target_BT": pad(targets, IGNORED),
+        "target_BT": pad([boundary_targets(t) for t in targets], IGNORED),
     }
 
 
@@ -183,7 +222,9 @@ def prepare(data: TransliterateData, root: Path) -> tuple[list[Example], dict[st
         table = ReadingTable.count((p.signs, p.translit) for p in pairs)
         aligned = [_example(p, table) for p in pairs if len(p.signs) <= data.max_signs]
         kept = [e for e in aligned if e is not None]
-        print(f"{source}: {len(kept)} of {len(pairs)} training lines used; the others are too long or cannot be aligned")
+        print(
+            f"{source}: {len(kept)} of {len(pairs)} training lines used; the others are too long or cannot be aligned"
+        )
         examples += kept * (data.hittite_repeat if source == "hittite" else 1)
         dev_lines = [p for p in read_line_pairs(root, source, "dev") if p.language != "xhu"]
         step = max(1, len(dev_lines) // data.val_lines) if data.val_lines else 1
@@ -203,10 +244,28 @@ def score_lines(network: Any, lines: list[LinePair], *, compact: bool, beams: in
     return score_text([clean(pieces) for pieces, _ in results], [p.translit for p in lines])
 
 
-def build(config: TransliterateConfig, levers: Resolved) -> tuple[TransliterateSystem, DataLoader[Any]]:
+def build(config: TransliterateConfig, levers: Resolved) -> tuple[TransliterateSystem, Stream]:
     """Turn the config into a system and its training batches."""
     model, data = config.model, config.data
     network = build_byt5(config, attention="sdpa" if levers["attention"] == "sdpa" else "eager")
+    apply_levers(network, levers)
+    examples, dev = prepare(data, data_root())
+    if not examples:
+        raise ValueError(
+            f"data: no training line is left of {', '.join(data.sources)}; raise data.max_signs or data.limit"
+        )
+    stream = LineStream(
+        examples,
+        data,
+        compact=model.sign_encoding == "compact",
+        bucket=levers["packing"] == "bucket",
+        seed=config.trainer.seed,
+    )
+    return TransliterateSystem(network, dev, config, levers), stream
+
+
+def apply_levers(network: Any, levers: Resolved) -> None:
+    """Set those levers that act on the network itself; attention is chosen when it is built."""
     if levers["checkpointing"] == "full":
         network.gradient_checkpointing_enable({"use_reentrant": False})
     if levers["compile"] == "full":
@@ -214,24 +273,17 @@ def build(config: TransliterateConfig, levers: Resolved) -> tuple[TransliterateS
     elif levers["compile"] == "per_block":
         for block in (*network.encoder.block, *network.decoder.block):
             block.compile(mode=levers["compile_mode"])
-    examples, dev = prepare(data, data_root())
-    lines = Lines(examples, compact=model.sign_encoding == "compact", broken_noise=data.broken_noise)
-    lengths = [sum(map(len, lines[i].values())) for i in range(len(lines))]
-    sampler = TokenBudget(lengths, data.batch_tokens, bucket=levers["packing"] == "bucket", seed=config.trainer.seed)
-    loader = DataLoader(lines, batch_sampler=sampler, collate_fn=collate, num_workers=config.trainer.workers)
-    return TransliterateSystem(network, dev, config, levers), loader
 
 
 def run(config: TransliterateConfig, folder: RunFolder, *, resume: bool = False) -> dict[str, float]:
     """Train, keep the weights that are best on dev, write them, and return their dev scores."""
-    levers = resolve(config.efficiency, "transliterate")
-    system, loader = build(config, levers)
+    levers = resolve_config(config)
+    system, stream = build(config, levers)
     trainer = build_trainer(config, folder, levers, monitor="val/cer", mode="min")
-    trainer.fit(system, loader, one_batch(), ckpt_path=str(folder.last) if resume else None, weights_only=True)
-    best = torch.load(folder.checkpoints / "best.ckpt", weights_only=True)["state_dict"]
-    system.load_state_dict(best)
+    fit(trainer, system, stream, folder, resume=resume)
     scores = {
-        source: score_lines(system.network, lines, compact=system.compact).to_dict() for source, lines in system.dev.items()
+        source: score_lines(system.network, lines, compact=system.compact).to_dict()
+        for source, lines in system.dev.items()
     }
     card = {
         "stage": "transliterate",
@@ -244,4 +296,3 @@ def run(config: TransliterateConfig, folder: RunFolder, *, resume: bool = False)
     }
     save_model(folder.path / "transliterate", system.network.state_dict(), card)
     return {f"{source}/{k}": v for source, s in scores.items() for k, v in s.items()}
-

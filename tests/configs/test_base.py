@@ -52,7 +52,13 @@ def test_an_unknown_key_is_named_with_its_line_and_the_nearest_known_one(put) ->
 def test_all_faults_are_reported_at_once(put) -> None:
     path = put("nam: a\ndata:\n  lr: fast\n  steps: 1.5\nshare: 2\nname: b\nname: c\n")
     found = "\n".join(faults(path))
-    for line, text in ((1, "'nam'"), (3, "'data.lr' is 'fast'"), (4, "'data.steps' is 1.5"), (5, "less than or equal to 1"), (7, "twice")):
+    for line, text in (
+        (1, "'nam'"),
+        (3, "'data.lr' is 'fast'"),
+        (4, "'data.steps' is 1.5"),
+        (5, "less than or equal to 1"),
+        (7, "twice"),
+    ):
         assert f"{path}:{line}: " in found
         assert text in found
     assert len(found.splitlines()) == 5
@@ -70,7 +76,10 @@ def test_floats_are_floats(put, text: str, value: float) -> None:
     assert load(put(f"data: {{lr: {text}}}"), Outer).data.lr == value
 
 
-@pytest.mark.parametrize("text", ["ON", "NO", "NA", "NAN", "Yes", "off", "012", "12:30", "0x10", "1_000", "True", "2001-01-01", ".inf", "=", "<<"])
+@pytest.mark.parametrize(
+    "text",
+    ["ON", "NO", "NA", "NAN", "Yes", "off", "012", "12:30", "0x10", "1_000", "True", "2001-01-01", ".inf", "=", "<<"],
+)
 def test_text_stays_text(put, text: str) -> None:
     config = load(put(f"name: {text}\nnames: [{text}, '7']\n"), Outer)
     assert config.name == text
@@ -105,7 +114,13 @@ def test_keys_that_would_construct_objects_elsewhere_are_unknown_here(put, text:
 
 
 @pytest.mark.parametrize(
-    "tag", ["!!python/object/apply:os.system ['touch pwned']", "!!python/name:antigravity.fly", "!!python/module:antigravity", "!mine x"]
+    "tag",
+    [
+        "!!python/object/apply:os.system ['touch pwned']",
+        "!!python/name:antigravity.fly",
+        "!!python/module:antigravity",
+        "!mine x",
+    ],
 )
 def test_a_tag_constructs_and_imports_nothing(put, tag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -136,8 +151,8 @@ def test_more_than_one_document_is_refused(put) -> None:
 
 
 def test_an_endless_alias_and_a_merge_key_are_refused(put) -> None:
-    assert "unknown key 'data.<<'" in faults(put("maybe: &m {lr: 1.0}\ndata:\n  <<: *m\n"))[0]
-    assert "alias" in faults(put("data: &a\n  lr: *a\n"))[0]
+    assert ":3: not valid YAML: alias *m: write it out" in faults(put("maybe: &m {lr: 1.0}\ndata:\n  <<: *m\n"))[0]
+    assert ":2: not valid YAML: alias *a: write it out" in faults(put("data: &a\n  lr: *a\n"))[0]
 
 
 def test_not_a_number_is_refused(put) -> None:
@@ -168,7 +183,9 @@ def test_bad_overrides_are_all_named(put) -> None:
 
 
 def test_dump_is_read_back_to_an_equal_config(put) -> None:
-    config = Outer(data=Inner(lr=7e-5, fused=True), name="NO", names=("ḫ", "012", "true", "1e3", ""), maybe=Inner(steps=9))
+    config = Outer(
+        data=Inner(lr=7e-5, fused=True), name="NO", names=("ḫ", "012", "true", "1e3", ""), maybe=Inner(steps=9)
+    )
     assert load(put(dump(config)), Outer) == config
     assert "ḫ" in dump(config)
 

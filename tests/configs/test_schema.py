@@ -23,7 +23,7 @@ def test_every_stage_config_loads_and_is_what_runs(path: Path, tmp_path: Path) -
     written = yaml.safe_load(path.read_text(encoding="utf-8"))
     resolved = yaml.safe_load(dump(config))
     for block, keys in written.items():
-        for key, value in (keys.items() if isinstance(keys, dict) else ()):
+        for key, value in keys.items() if isinstance(keys, dict) else ():
             found = resolved[block][key]
             assert found == (float(value) if isinstance(found, float) else value), f"{block}.{key}"
 

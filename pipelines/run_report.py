@@ -1,0 +1,105 @@
+"""The report of a training run: ``curves.png`` and one self-contained ``report.html`` in its run folder.
+
+Reads what the run has written (``config.yaml``, ``levers.json``, ``metrics.jsonl``), so that a broken run can be
+looked at too.
+"""
+
+import base64
+import html
+import io
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from dubsar.models.checkpoint import write_atomically
+from dubsar.pipelines.callbacks import read_metrics
+
+_STYLE = (
+    "body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}"
+    "table{border-collapse:collapse}td,th{padding:.2rem .8rem;border-bottom:1px solid #ddd;text-align:left}"
+    "pre{background:#f6f6f6;padding:1rem;overflow:auto}img{max-width:100%}"
+)
+_OFF = (None, False, "off", "fp32", "eager", "default")
+
+Curves = dict[str, list[tuple[int, float]]]
+
+
+def write_run_report(folder: Path, scores: dict[str, float]) -> None:
+    """Write ``curves.png`` and ``report.html``.
+
+    Args:
+        folder: the run folder.
+        scores: of the weights that were kept, on dev.
+    """
+    curves = read_curves(folder / "metrics.jsonl")
+    picture = draw_curves(curves, folder.name)
+    page = _page(folder, scores, picture)
+    write_atomically(folder / "curves.png", lambda file: file.write(picture))
+    write_atomically(folder / "report.html", lambda file: file.write(page.encode()))
+
+
+def read_curves(path: Path) -> Curves:
+    """Return (step, value) pairs by metric, such as ``train/loss`` and ``val/cer``."""
+    curves: Curves = defaultdict(list)
+    for row in read_metrics(path) if path.exists() else []:
+        for name, value in row.items():
+            if name not in {"step", "seconds"}:
+                curves[name].append((int(row["step"]), float(value)))
+    return dict(curves)
+
+
+def draw_curves(curves: Curves, title: str) -> bytes:
+    """Draw the loss on the left and each validation metric beside it; returns a PNG."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    names = [n for n in ("train/loss", *sorted(n for n in curves if n.startswith("val/"))) if n in curves]
+    figure = Figure(figsize=(4 * max(1, len(names)), 3), layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(title)
+    for position, name in enumerate(names, start=1):
+        axes = figure.add_subplot(1, len(names), position)
+        steps, values = zip(*curves[name], strict=True)
+        axes.plot(steps, values, marker="o" if len(steps) < 30 else "")
+        axes.set(title=name, xlabel="optimizer step")
+        axes.grid(visible=True, alpha=0.3)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=100)
+    return buffer.getvalue()
+
+
+def _page(folder: Path, scores: dict[str, float], picture: bytes) -> str:
+    levers = _read_json(folder / "levers.json")
+    asked = [row for row in levers if row["asked"] not in _OFF]
+    config = folder / "config.yaml"
+    parts = [
+        f"<h1>{html.escape(folder.name)}</h1>",
+        "<h2>Best weights on dev</h2>",
+        _table(("metric", "value"), [(k, f"{v:.4g}") for k, v in scores.items()]),
+        "<h2>Curves</h2>",
+        f'<img alt="curves" src="data:image/png;base64,{base64.b64encode(picture).decode()}">',
+        "<h2>Efficiency levers</h2>",
+        _table(
+            ("lever", "class", "asked", "resolved", "why"),
+            [(r["lever"], r["exactness"], r["asked"], r["resolved"], r["why"]) for r in asked],
+        )
+        if asked
+        else "<p>All off: the reference.</p>",
+        "<h2>Config</h2>",
+        f"<pre>{html.escape(config.read_text(encoding='utf-8') if config.exists() else '')}</pre>",
+    ]
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(folder.name)}</title>'
+        f"<style>{_STYLE}</style><body>{''.join(parts)}</body></html>\n"
+    )
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:
+    cells = "".join(f"<th>{html.escape(h)}</th>" for h in head)
+    body = "".join("<tr>" + "".join(f"<td>{html.escape(str(c))}</td>" for c in row) + "</tr>" for row in rows)
+    return f"<table><tr>{cells}</tr>{body}</table>"
+
+
+def _read_json(path: Path) -> list[dict[str, Any]]:
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else []

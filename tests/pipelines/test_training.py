@@ -1,0 +1,418 @@
+"""Run folders, the guard against NaN, checkpoints, and that a resumed run equals the unbroken one to the last bit."""
+
+import errno
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from dubsar.configs.base import load
+from dubsar.configs.schema import STAGES
+from dubsar.pipelines import cli
+from dubsar.pipelines.callbacks import Average, DivergedError, KeepLast, MetricsLog, StopOnNaN, read_metrics
+from dubsar.pipelines.levers.resolve import resolve_config
+from dubsar.pipelines.stages import classify, transliterate
+from dubsar.pipelines.stream import Stream
+from dubsar.pipelines.training import (
+    RunFolder,
+    RunFolderError,
+    build_trainer,
+    fit,
+    open_run,
+    seed_everything,
+)
+
+DEBUG = Path(__file__).resolve().parents[2] / "configs" / "debug"
+TINY = ("data.sources=[hittite]", "data.val_lines=1", "data.limit=40", "trainer.val_every_steps=100")
+
+
+def debug_config(stage: str, *overrides: str) -> Any:
+    return load(DEBUG / f"{stage}.yaml", STAGES[stage], overrides)
+
+
+def opened(path: Path, **options: bool) -> RunFolder:
+    config = debug_config("transliterate")
+    return open_run(path, config, resolve_config(config), **options)
+
+
+# --- run folder
+
+
+def test_a_run_folder_holds_config_and_levers(tmp_path: Path) -> None:
+    run = opened(tmp_path / "deep" / "run")
+    config = load(run.path / "config.yaml", STAGES["transliterate"])
+    assert config == debug_config("transliterate")
+    rows = json.loads((run.path / "levers.json").read_text())
+    assert {"lever": "precision", "exactness": "P", "asked": "fp32", "resolved": "fp32", "why": ""} in rows
+
+
+def test_a_second_start_names_resume_and_overwrite_and_exits_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], data_root: Path
+) -> None:
+    run = opened(tmp_path / "run")
+    (run.path / "mine.txt").write_text("kept")
+    arguments = ["train", "transliterate", "--config", str(DEBUG / "transliterate.yaml"), "--run", str(run.path)]
+    monkeypatch.setattr("sys.argv", ["dubsar", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert stop.value.code == 2
+    message = f"dubsar: {run.path}: a run is there already; go on with --resume or start anew with --overwrite\n"
+    assert capfd.readouterr().err == message
+    assert (run.path / "mine.txt").read_text() == "kept"
+    opened(run.path, overwrite=True)
+    assert not (run.path / "mine.txt").exists()
+
+
+def test_run_folders_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
+    run = opened(tmp_path / "run")
+    with pytest.raises(RunFolderError, match=r"no checkpoint to resume from \(expected .*last\.ckpt\); start without"):
+        opened(run.path, resume=True)
+    with pytest.raises(
+        RunFolderError, match="--resume goes on with a run and --overwrite deletes it; give one of them"
+    ):
+        opened(run.path, resume=True, overwrite=True)
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "a.jpg").write_text("x")
+    with pytest.raises(
+        RunFolderError, match="holds no config.yaml, so it is no run folder; --overwrite will not delete it"
+    ):
+        opened(tmp_path / "photos", overwrite=True)
+    assert (tmp_path / "photos" / "a.jpg").exists()
+    with pytest.raises(NotADirectoryError, match="a file, expected a run folder"):
+        opened(tmp_path / "photos" / "a.jpg")
+
+
+# --- the stream
+
+
+class Counting(Stream):
+    def batch(self, number: int) -> dict[str, torch.Tensor]:
+        return {"number": torch.tensor(number)}
+
+
+def numbers(stream: Stream, count: int, workers: int = 0) -> list[int]:
+    loader = DataLoader(stream, batch_size=None, num_workers=workers)
+    return [int(b["number"]) for b, _ in zip(loader, range(count), strict=False)]
+
+
+def test_the_stream_goes_on_where_it_stopped_whatever_the_workers() -> None:
+    stream = Counting()
+    assert numbers(stream, 6) == numbers(stream, 6, workers=2) == [0, 1, 2, 3, 4, 5]
+    stream.start = 3
+    assert numbers(stream, 3) == numbers(stream, 3, workers=2) == [3, 4, 5]
+
+
+def test_ranks_share_the_stream_out() -> None:
+    one, two = Counting(), Counting()
+    one.ranks = two.ranks = 2
+    two.rank = 1
+    assert (numbers(one, 3), numbers(two, 3, workers=2)) == ([0, 2, 4], [1, 3, 5])
+
+
+def test_epochs_of_a_token_budget_follow_one_another_and_differ() -> None:
+    budget = transliterate.TokenBudget([5, 7, 30, 2, 9] * 4, 30, bucket=True, seed=1)
+    first, second = budget.epoch(0), budget.epoch(1)
+    walked = [budget[n] for n in range(len(first) + len(second))]
+    assert walked == [*first, *second]
+    assert first != second
+    assert sorted(i for b in first for i in b) == list(range(20))
+    assert budget[0] == first[0]  # going back is possible
+    longest = transliterate.TokenBudget([100, 1], 30, bucket=True, seed=1)
+    assert sorted(map(tuple, longest.epoch(0))) == [(0,), (1,)]
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("stage", ["classify", "transliterate"])
+def test_a_batch_is_a_function_of_its_number(stage: str, data_root: Path) -> None:
+    config = debug_config(stage, *(TINY if stage == "transliterate" else ("data.limit=8",)))
+    module = {"classify": classify, "transliterate": transliterate}[stage]
+    _, stream = module.build(config, resolve_config(config))
+    late = stream.batch(7)
+    stream.batch(2)
+    again = stream.batch(7)
+    assert all(torch.equal(late[k], again[k]) for k in late)
+    assert any(late[k].shape != v.shape or not torch.equal(late[k], v) for k, v in stream.batch(8).items())
+    _, other = module.build(
+        config.model_copy(update={"trainer": config.trainer.model_copy(update={"seed": 5})}), resolve_config(config)
+    )
+    assert any(late[k].shape != v.shape or not torch.equal(late[k], v) for k, v in other.batch(7).items())
+
+
+# --- resume
+
+
+def train(stage: str, folder: Path, *overrides: str, resume: bool = False) -> dict[str, torch.Tensor]:
+    """Run a stage's fit and return the final training weights (before the best are loaded)."""
+    config = debug_config(stage, *overrides)
+    levers = resolve_config(config)
+    seed_everything(config.trainer)
+    if resume:
+        torch.manual_seed(999)  # nothing may depend on what the global generator did before
+    run = open_run(folder, config, levers, resume=resume)
+    system, stream = {"classify": classify, "transliterate": transliterate}[stage].build(config, levers)
+    trainer = build_trainer(config, run, levers, monitor="val/none", mode="max")
+    trainer.callbacks = [c for c in trainer.callbacks if getattr(c, "monitor", None) != "val/none"]
+    system.validation_step = lambda *_: None
+    fit(trainer, system, stream, run, resume=resume)
+    return torch.load(run.last, weights_only=True)
+
+
+RESUMED = {
+    "transliterate": (*TINY, "model.dropout=0.1", "data.broken_noise=0.5"),
+    "classify": ("data.limit=24", "model.mixup=0.3", "model.drop_rate=0.2", "model.drop_path_rate=0.2"),
+}
+VARIANTS = [
+    ("transliterate", ("efficiency.ema={decay: 0.7}", "efficiency.fused_optimizer=true", "trainer.accumulate=2")),
+    ("transliterate", ("efficiency.swa={from_fraction: 0.5, lr: 1.0e-4}", "efficiency.precision=bf16")),
+    ("classify", ("efficiency.ema={decay: 0.7}", "efficiency.channels_last=true")),
+    ("classify", ("trainer.workers=1",)),
+]
+
+
+@pytest.mark.data
+@pytest.mark.parametrize(("stage", "variant"), VARIANTS, ids=lambda v: v if isinstance(v, str) else "+".join(v))
+def test_a_resumed_run_equals_the_unbroken_one(
+    stage: str, variant: tuple[str, ...], tmp_path: Path, data_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = (*RESUMED[stage], *variant, "trainer.max_steps=6")
+    whole = train(stage, tmp_path / "whole", *options)
+
+    def stops(self: Any, trainer: L.Trainer, *_: Any) -> None:  # as if killed behind step 4, one step after the save
+        if trainer.global_step == 4:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        real = KeepLast.on_train_batch_end
+
+        def saves_at_3(self: KeepLast, trainer: L.Trainer, module: Any, *rest: Any) -> None:
+            self.seconds = 0.0 if trainer.global_step == 3 else 1e9
+            real(self, trainer, module, *rest)
+
+        patch.setattr(KeepLast, "on_train_batch_end", saves_at_3)
+        patch.setattr(StopOnNaN, "on_train_batch_end", stops)
+        with pytest.raises((KeyboardInterrupt, SystemExit)):
+            train(stage, tmp_path / "broken", *options)
+    assert torch.load(tmp_path / "broken" / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] == 3
+    resumed = train(stage, tmp_path / "broken", *options, resume=True)
+
+    assert resumed["global_step"] == whole["global_step"] == 6
+    for key in ("state_dict", "current_model_state"):
+        assert (key in whole) == (key in resumed)
+        for name, tensor in whole.get(key, {}).items():
+            assert torch.equal(tensor, resumed[key][name]), f"{key}: {name}"
+    for one, two in zip(
+        whole["optimizer_states"][0]["state"].values(), resumed["optimizer_states"][0]["state"].values(), strict=True
+    ):
+        assert all(torch.equal(one[k], two[k]) for k in one)
+    losses = [
+        [(r["step"], r["train/loss"]) for r in read_metrics(tmp_path / f / "metrics.jsonl")]
+        for f in ("whole", "broken")
+    ]
+    assert losses[0] == losses[1]
+    assert [step for step, _ in losses[0]] == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.data
+def test_checkpoints_hold_plain_data_and_the_best_weights_are_left(tmp_path: Path, data_root: Path) -> None:
+    config = debug_config(
+        "transliterate", *TINY, "trainer.val_every_steps=1", "trainer.max_steps=3", "efficiency.ema={decay: 0.5}"
+    )
+    levers = resolve_config(config)
+    run = open_run(tmp_path / "run", config, levers)
+    system, stream = transliterate.build(config, levers)
+    scores = iter([1.0, 9.0, 5.0])
+    system.validation_step = lambda *_: system.log("val/x", next(scores))
+    fit(build_trainer(config, run, levers, monitor="val/x", mode="max"), system, stream, run, resume=False)
+    assert sorted(p.name for p in run.checkpoints.iterdir()) == ["best.ckpt", "last.ckpt"]
+    best, last = (torch.load(p, weights_only=True) for p in (run.best, run.last))
+    assert (best["global_step"], last["global_step"]) == (2, 3)
+    assert all(torch.equal(t, system.state_dict()[k]) for k, t in best["state_dict"].items())
+    assert not torch.equal(last["state_dict"]["network.shared.weight"], best["state_dict"]["network.shared.weight"])
+    assert not torch.equal(
+        last["state_dict"]["network.shared.weight"], last["current_model_state"]["network.shared.weight"]
+    )
+
+
+# --- gradient accumulation
+
+
+@pytest.mark.data
+def test_accumulation_equals_the_large_batch_when_token_counts_differ(tmp_path: Path, data_root: Path) -> None:
+    config = debug_config("transliterate", *TINY, "trainer.accumulate=2", "trainer.clip_norm=0", "trainer.max_steps=1")
+    levers = resolve_config(config)
+    seed_everything(config.trainer)
+    system, _ = transliterate.build(config, levers)
+    short = transliterate.collate([{"source": [262, 70, 1], "target": [262, 70, 1]}])
+    long = transliterate.collate(
+        [{"source": [262, 70, 71, 263, 72, 1], "target": [262, 70, 263, 71, 72, 73, 74, 1]}] * 3
+    )
+    rows = [{"source": [262, 70, 1], "target": [262, 70, 1]}]
+    rows += [{"source": [262, 70, 71, 263, 72, 1], "target": [262, 70, 263, 71, 72, 73, 74, 1]}] * 3
+    start = {k: v.clone() for k, v in system.state_dict().items()}
+    wanted = _gradients_of_one_step(system, [transliterate.collate(rows)], tmp_path / "a")
+    system.load_state_dict(start)
+    found = _gradients_of_one_step(system, [short, long], tmp_path / "b")
+    assert all(torch.allclose(found[k], wanted[k], rtol=1e-4, atol=1e-6) for k in wanted)
+    # negative control: the mean of means is something else
+    means = []
+    for part in (short, long):
+        system.zero_grad()
+        logits = system.network(
+            input_ids=part["source_BL"], attention_mask=part["mask_BL"], decoder_input_ids=part["decoder_BT"]
+        ).logits
+        torch.nn.functional.cross_entropy(
+            logits.flatten(0, 1), part["target_BT"].flatten(), ignore_index=-100
+        ).backward()
+        means.append({k: p.grad.clone() for k, p in system.named_parameters() if p.grad is not None})
+    assert not all(torch.allclose((means[0][k] + means[1][k]) / 2, wanted[k], rtol=1e-2, atol=1e-6) for k in wanted)
+
+
+def _gradients_of_one_step(system: Any, batches: list[Any], folder: Path) -> dict[str, torch.Tensor]:
+    kept: dict[str, torch.Tensor] = {}
+
+    def keep(optimizer: Any, *_: Any) -> None:
+        kept.update({k: p.grad.clone() for k, p in system.named_parameters() if p.grad is not None})
+
+    real = system.configure_optimizers
+
+    def configure() -> Any:
+        made = real()
+        made["optimizer"].register_step_pre_hook(keep)
+        return made
+
+    system.configure_optimizers = configure
+    options = {
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "enable_checkpointing": False,
+    }
+    trainer = L.Trainer(
+        default_root_dir=folder, accelerator="cpu", max_steps=1, accumulate_grad_batches=len(batches), **options
+    )
+    system.validation_step = None
+    trainer.fit(system, DataLoader(batches, batch_size=None))  # type: ignore[arg-type]
+    system.configure_optimizers = real
+    return kept
+
+
+# --- faults
+
+
+class Exploding(L.LightningModule):
+    def __init__(self, bad_step: int) -> None:
+        super().__init__()
+        self.layer, self.bad_step = torch.nn.Linear(2, 1), bad_step
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        loss = self.layer(batch).mean()
+        return loss * float("nan") if batch_idx == self.bad_step else loss
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.125)
+
+
+def trainer_with(tmp_path: Path, *callbacks: Any, steps: int = 5) -> L.Trainer:
+    return L.Trainer(
+        default_root_dir=tmp_path,
+        accelerator="cpu",
+        max_steps=steps,
+        callbacks=list(callbacks),
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+
+
+def test_nan_stops_before_the_step_and_is_reported(tmp_path: Path) -> None:
+    system = Exploding(bad_step=2)
+    last = tmp_path / "last.ckpt"
+    with pytest.raises(DivergedError) as caught:
+        trainer_with(tmp_path, StopOnNaN(tmp_path), KeepLast(last, minutes=0)).fit(system, DataLoader(torch.ones(8, 2)))
+    assert str(caught.value).startswith("step 2: gradients are not finite; see ")
+    assert "lower optim.lr or set efficiency.precision to fp32" in str(caught.value)
+    report = json.loads((tmp_path / "nan_report.json").read_text())
+    assert report == {
+        "step": 2,
+        "batch": 2,
+        "epoch": 0,
+        "learning_rate": 0.125,
+        "parameters": ["layer.weight", "layer.bias"],
+    }
+    saved = torch.load(last, weights_only=True)
+    assert saved["global_step"] == 2
+    assert all(bool(t.isfinite().all()) for t in saved["state_dict"].values())
+    assert all(bool(p.isfinite().all()) for p in system.parameters())  # the bad step was not taken
+
+
+def test_a_full_disk_while_training_keeps_the_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dubsar.pipelines.callbacks import AtomicFiles
+
+    last = tmp_path / "last.ckpt"
+    trainer = L.Trainer(
+        default_root_dir=tmp_path, accelerator="cpu", max_steps=3, callbacks=[KeepLast(last, minutes=0)], plugins=[AtomicFiles()],
+        logger=False, enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    real, syncs = os.fsync, 0
+
+    def full_after_2(handle: int) -> None:
+        nonlocal syncs
+        syncs += 1
+        if syncs > 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", full_after_2)
+    with pytest.raises(OSError, match=r"last\.ckpt: could not be written \(No space left on device\)") as caught:
+        trainer.fit(Exploding(bad_step=-1), DataLoader(torch.ones(8, 2)))
+    assert caught.value.errno == errno.ENOSPC
+    assert torch.load(last, weights_only=True)["global_step"] == 2
+    assert list(tmp_path.glob(".last*")) == []
+
+
+def test_no_checkpoint_is_written_between_the_batches_of_a_step(tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    class Watch(KeepLast):
+        def on_train_batch_end(self, trainer: L.Trainer, module: Any, *rest: Any) -> None:
+            before = self.saved
+            super().on_train_batch_end(trainer, module, *rest)
+            if self.saved != before:
+                seen.append(rest[-1])
+
+    trainer = trainer_with(tmp_path, Watch(tmp_path / "last.ckpt", minutes=0), steps=2)
+    trainer.accumulate_grad_batches = 3
+    trainer.fit(Exploding(bad_step=-1), DataLoader(torch.ones(8, 2)))
+    assert seen == [2, 5]
+
+
+def test_the_last_step_is_always_saved(tmp_path: Path) -> None:
+    trainer_with(tmp_path, KeepLast(tmp_path / "last.ckpt", minutes=60)).fit(
+        Exploding(-1), DataLoader(torch.ones(8, 2))
+    )
+    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 5
+
+
+def test_before_it_averages_an_average_is_the_weights_themselves(tmp_path: Path) -> None:
+    seen: list[tuple[float, float]] = []
+
+    class Watch(L.Callback):
+        def on_train_batch_end(self, trainer: L.Trainer, module: Any, *_: Any) -> None:
+            average = next(c for c in trainer.callbacks if isinstance(c, Average))._average_model.module
+            seen.append((float(module.layer.bias), float(average.layer.bias)))
+
+    trainer_with(tmp_path, Average(2), Watch()).fit(Exploding(-1), DataLoader(torch.ones(8, 2)))
+    assert [now == average for now, average in seen] == [True, True, True, False, False]
+    assert seen[4][1] == pytest.approx(sum(now for now, _ in seen[2:]) / 3)
+
+
+def test_rows_behind_the_last_checkpoint_are_dropped_and_a_torn_line_is_skipped(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 0, "train/loss": 1.0}\n{"step": 3, "train/loss": 2.0}\n{"step": 4, "tra')
+    trainer_with(tmp_path, MetricsLog(path, 1), steps=2).fit(Exploding(-1), DataLoader(torch.ones(8, 2)))
+    assert [r["step"] for r in read_metrics(path)] == [0, 1, 2]
