@@ -140,7 +140,7 @@ class MetricsLog(Callback):  # type: ignore[misc]
     """Append one JSON object per logged step and per validation to ``metrics.jsonl``; print a line with time to go."""
 
     def __init__(self, path: Path, every: int) -> None:
-        self.path, self.every, self.logged = path, every, -1
+        self.path, self.every = path, every
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Start the clock; drop rows of steps that a broken run made after its last checkpoint."""
@@ -150,11 +150,10 @@ class MetricsLog(Callback):  # type: ignore[misc]
             text = "".join(json.dumps(row) + "\n" for row in rows)
             write_atomically(self.path, lambda file: file.write(text.encode()))
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *rest: Any) -> None:
         """Log the training metrics every few optimizer steps."""
         step = trainer.global_step
-        if step % self.every == 0 and step != self.logged:
-            self.logged = step
+        if step % self.every == 0 and (rest[-1] + 1) % trainer.accumulate_grad_batches == 0:
             seconds = time.monotonic() - self.started
             left = seconds / max(1, step - self.first) * (trainer.max_steps - step)
             found = _numbers(trainer.callback_metrics, "train/")

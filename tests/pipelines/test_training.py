@@ -210,11 +210,11 @@ def test_a_resumed_run_equals_the_unbroken_one(
     ):
         assert all(torch.equal(one[k], two[k]) for k in one)
     losses = [
-        [(r["step"], r["train/loss"]) for r in read_metrics(tmp_path / f / "metrics.jsonl")]
+        [(r["step"], r.get("train/loss")) for r in read_metrics(tmp_path / f / "metrics.jsonl")]
         for f in ("whole", "broken")
     ]
     assert losses[0] == losses[1]
-    assert [step for step, _ in losses[0]] == [1, 2, 3, 4, 5, 6]
+    assert [step for step, loss in losses[0] if loss] == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.data
@@ -257,6 +257,7 @@ def test_accumulation_equals_the_large_batch_when_token_counts_differ(tmp_path: 
     wanted = _gradients_of_one_step(system, [transliterate.collate(rows)], tmp_path / "a")
     system.load_state_dict(start)
     found = _gradients_of_one_step(system, [short, long], tmp_path / "b")
+    assert len(wanted) > 10
     assert all(torch.allclose(found[k], wanted[k], rtol=1e-4, atol=1e-6) for k in wanted)
     # negative control: the mean of means is something else
     means = []
@@ -282,7 +283,7 @@ def _gradients_of_one_step(system: Any, batches: list[Any], folder: Path) -> dic
 
     def configure() -> Any:
         made = real()
-        made["optimizer"].register_step_pre_hook(keep)
+        made["optimizer"].register_step_post_hook(keep)
         return made
 
     system.configure_optimizers = configure

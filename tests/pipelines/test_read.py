@@ -1,0 +1,146 @@
+"""Reading with an engine that is told what it sees: faces, lines, doubt, breaks, folders, formats."""
+
+import csv
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from dubsar.configs.schema import ReadConfig
+from dubsar.datasets.images import ImageError
+from dubsar.datasets.inventory import Inventory, SignClass
+from dubsar.datasets.tablet import Candidate, Sign, Tablet
+from dubsar.pipelines.reading import folder
+from dubsar.pipelines.reading.read import read_photograph, show
+
+CONFIG = ReadConfig(detect_threshold=0.3, doubtful_below=0.5, unread_below=0.2)
+INVENTORY = Inventory((SignClass("𒀀", "A", "839"), SignClass("𒎌", "|ME.U.U.U|", ""), SignClass("𒁹", "DIŠ", "748")))
+
+
+@dataclass(frozen=True)
+class Boxes:
+    boxes_N4: Any
+    scores_N: Any
+
+
+@dataclass
+class KnownEngine:
+    """Finds given boxes, names them by given probabilities, and reads each code point as its number in the line."""
+
+    boxes: list[tuple[float, float, float, float]]
+    probabilities: list[float]
+    classes: list[int]
+    inventory: Inventory = INVENTORY
+    provenance: dict[str, str] = field(default_factory=lambda: {"detector": "known"})
+    asked: list[Any] = field(default_factory=list)
+
+    def find(self, rgb: Any, threshold: float) -> Boxes:
+        return Boxes(np.array(self.boxes, dtype=np.float64).reshape(-1, 4), np.ones(len(self.boxes)))
+
+    def classify(self, rgb: Any, boxes: Any, top_k: int) -> tuple[Any, Any]:
+        return np.array(self.probabilities).reshape(-1, 1), np.array(self.classes).reshape(-1, 1)
+
+    def transliterate(self, lines: Any, beams: int) -> list[tuple[list[str], float]]:
+        self.asked = list(lines)
+        return [([f"{'-' if i else ''}s{i}" for i in range(len(signs))], -0.1) for signs, _ in lines]
+
+
+@pytest.fixture
+def photo(tmp_path: Path) -> Path:
+    pixels = np.full((300, 600, 3), 150, np.uint8)
+    path = tmp_path / "tablet.png"
+    Image.fromarray(pixels).save(path)
+    return path
+
+
+def row(y: float, *xs: float) -> list[tuple[float, float, float, float]]:
+    return [(x, y, x + 40, y + 30) for x in xs]
+
+
+def test_lines_are_read_in_order_with_doubt_and_breaks(photo: Path) -> None:
+    engine = KnownEngine(
+        boxes=[*row(120, 60, 105), *row(40, 60, 105, 300)],
+        probabilities=[0.9, 0.4, 0.9, 0.1, 0.9],
+        classes=[0, 0, 0, 0, 1],
+    )
+    tablet = read_photograph(photo, engine, CONFIG).tablet  # type: ignore[arg-type]
+    lines = [line for _, line in tablet.lines()]
+    assert [line.text for line in lines] == ["s0-x [...] -s3-s4", "s0-s1?"]
+    assert engine.asked[0] == (["𒀀", "𒀀", "…", "𒈨", "𒌍"], "akk")  # MEŠ is spelled out as the line tables spell it
+    assert [s.damage for s in lines[0].signs] == ["intact", "intact", "broken", "intact"]
+    assert lines[0].signs[2].box is None
+    assert tablet.provenance == {"detector": "known"}
+    assert Tablet.from_dict(json.loads(json.dumps(tablet.to_dict()))) == tablet
+
+
+def test_boxes_are_in_the_files_own_pixels(tmp_path: Path) -> None:
+    path = tmp_path / "turned.jpg"
+    exif = Image.Exif()
+    exif[0x0112] = 6  # the camera was turned: the picture is shown 300 wide, 600 high
+    Image.fromarray(np.full((300, 600, 3), 150, np.uint8)).save(path, exif=exif)
+    engine = KnownEngine(boxes=[(10, 20, 50, 60)], probabilities=[0.9], classes=[0])
+    tablet = read_photograph(path, engine, CONFIG).tablet  # type: ignore[arg-type]
+    assert (tablet.width, tablet.height) == (600, 300)
+    assert next(tablet.signs()).box == (20, 250, 60, 290)
+
+
+def test_no_sign_is_an_empty_valid_reading(photo: Path, tmp_path: Path) -> None:
+    reading = read_photograph(photo, KnownEngine([], [], []), CONFIG)  # type: ignore[arg-type]
+    folder.write_results(reading, tmp_path / "out")
+    assert reading.tablet.notes == ("no sign was found on this photograph",)
+    with (tmp_path / "out" / "signs.csv").open(encoding="utf-8") as file:
+        assert list(csv.DictReader(file)) == []
+    assert "no sign was found" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    for name in ("tablet.json", "tablet.txt", "annotated.jpg"):
+        assert (tmp_path / "out" / name).exists()
+
+
+@pytest.mark.parametrize(
+    ("piece", "confidence", "damage", "shown"),
+    [
+        ("-uš", 0.9, "intact", "-uš"),
+        ("-uš", 0.4, "intact", "-uš?"),
+        ("-uš", 0.1, "intact", "-x"),
+        (" {d}", 0.4, "intact", " {d?}"),
+        ("", 0.1, "intact", ""),
+        (" …", 0.0, "broken", " [...] "),
+    ],
+)
+def test_doubt_is_shown(piece: str, confidence: float, damage: Any, shown: str) -> None:
+    sign = Sign(candidates=(Candidate(glyph="𒀀", probability=confidence),), confidence=confidence, damage=damage)
+    assert show(piece, sign, CONFIG) == shown
+
+
+def test_a_folder_goes_on_past_a_bad_file(
+    photo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = KnownEngine(boxes=row(40, 60, 105), probabilities=[0.9, 0.9], classes=[0, 2])
+    monkeypatch.setattr(folder, "load_engine", lambda _: engine)
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    for name in ("a.png", "c.png"):
+        (photos / name).write_bytes(photo.read_bytes())
+    (photos / "b.png").write_bytes(photo.read_bytes()[:200])
+    outcome = folder.read_photographs(photos, tmp_path / "out", CONFIG)
+    assert [p.name for p in outcome.done] == ["a.png", "c.png"]
+    assert [p.name for p, _ in outcome.failed] == ["b.png"]
+    shown = capsys.readouterr()
+    assert "1 of 3 were not read" in shown.err
+    assert "damaged" in shown.err
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["a.png", "c.png"]
+    assert "s0-s1" in (tmp_path / "out" / "a.png" / "tablet.txt").read_text(encoding="utf-8")
+
+
+def test_what_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folder, "load_engine", lambda _: KnownEngine([], [], []))
+    with pytest.raises(FileNotFoundError, match="no such photograph"):
+        folder.read_photographs(tmp_path / "absent.jpg", None, CONFIG)
+    with pytest.raises(ImageError, match="no pictures in this folder"):
+        folder.read_photographs(tmp_path, None, CONFIG)
+    (tmp_path / "empty.jpg").touch()
+    with pytest.raises(ImageError, match="0 bytes"):
+        folder.read_photographs(tmp_path / "empty.jpg", None, CONFIG)
