@@ -22,9 +22,7 @@ types: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
 train-small: $(VENV)/.installed ## train the weights that ship, on two CPU cores
-	$(BIN)/dubsar train transliterate --overwrite
-	$(BIN)/dubsar train detect --overwrite
-	$(BIN)/dubsar train classify --overwrite
+	for stage in transliterate detect classify; do $(BIN)/dubsar train $$stage --overwrite && $(BIN)/dubsar ship $$stage || exit; done
 
 notebooks: $(VENV)/.installed-dev ## generate the .ipynb from notebooks/src, outputs stripped
 	$(BIN)/pip install -q -e '.[notebooks]'

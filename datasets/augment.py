@@ -18,7 +18,7 @@ GROUND = 0  # museum photographs stand on black
 def tile_augmentation(degrees: float = 4.0) -> A.Compose:
     """Build the augmentation of detector tiles with boxes (pascal_voc) and a background-weight mask.
 
-    A box of which less than half stays in the tile is dropped.
+    Boxes are clipped to the tile, and one that loses more than half of what showed is dropped.
     """
     return A.Compose(
         [
@@ -45,7 +45,13 @@ def crop_augmentation() -> A.Compose:
             A.Perspective(scale=(0.02, 0.06), fit_output=False, border_mode=cv2.BORDER_REPLICATE, p=0.3),
             A.ElasticTransform(alpha=12, sigma=4, border_mode=cv2.BORDER_REPLICATE, p=0.2),
             *_photographic(),
-            A.CoarseDropout(num_holes_range=(1, 2), hole_height_range=(0.1, 0.3), hole_width_range=(0.1, 0.3), fill="random_uniform", p=0.25),
+            A.CoarseDropout(
+                num_holes_range=(1, 2),
+                hole_height_range=(0.1, 0.3),
+                hole_width_range=(0.1, 0.3),
+                fill="random_uniform",
+                p=0.25,
+            ),
         ]
     )
 
@@ -58,7 +64,10 @@ def _photographic() -> list[Any]:
         A.HueSaturationValue(10, 30, 10, p=0.4),
         A.ToGray(p=0.2),
         A.CLAHE(clip_limit=(1, 3), p=0.1),
-        A.OneOf([A.GaussianBlur(blur_limit=(3, 5)), A.MotionBlur(blur_limit=(3, 5)), A.Downscale(scale_range=(0.5, 0.9))], p=0.25),
+        A.OneOf(
+            [A.GaussianBlur(blur_limit=(3, 5)), A.MotionBlur(blur_limit=(3, 5)), A.Downscale(scale_range=(0.5, 0.9))],
+            p=0.25,
+        ),
         A.GaussNoise(std_range=(0.01, 0.05), p=0.2),
         A.ImageCompression(quality_range=(50, 95), p=0.2),
     ]

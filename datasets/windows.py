@@ -40,7 +40,12 @@ def sign_size(boxes_N4: npt.ArrayLike) -> float:
 
 
 def make_picture(
-    rgb_HW3: npt.NDArray[np.uint8], boxes_N4: npt.ArrayLike, classes_N: npt.ArrayLike, sign_px: float, *, exhaustive: bool
+    rgb_HW3: npt.NDArray[np.uint8],
+    boxes_N4: npt.ArrayLike,
+    classes_N: npt.ArrayLike,
+    sign_px: float,
+    *,
+    exhaustive: bool,
 ) -> Picture:
     """Scale a photograph to the wanted sign size.
 
@@ -82,6 +87,7 @@ def random_window(
 
     Returns:
         Tile pixels (tile, tile, 3), boxes (N, 4) xyxy px of the tile, not clipped, classes (N,), labelled area (tile, tile).
+        A sign of which less than half shows is neither target nor background: it has no box, and its area no trust.
     """
     scale = float(np.exp(rng.uniform(-1, 1) * np.log1p(jitter)))
     side = round(tile / scale)
@@ -89,7 +95,10 @@ def random_window(
     anchor = picture.boxes_N4[rng.integers(len(picture.boxes_N4))]
     centre = np.array([(anchor[0] + anchor[2]) / 2, (anchor[1] + anchor[3]) / 2])
     x, y = (centre - rng.uniform(0.1, 0.9, 2) * side).astype(int)
-    x, y = int(np.clip(x, min(0, width - side), max(0, width - side))), int(np.clip(y, min(0, height - side), max(0, height - side)))
+    x, y = (
+        int(np.clip(x, min(0, width - side), max(0, width - side))),
+        int(np.clip(y, min(0, height - side), max(0, height - side))),
+    )
     out = np.zeros((side, side, 3), np.uint8)
     labelled = np.full((side, side), 255, np.uint8)
     x0, y0, x1, y1 = max(0, x), max(0, y), min(width, x + side), min(height, y + side)
@@ -97,10 +106,20 @@ def random_window(
     out[inside] = picture.rgb_HW3[y0:y1, x0:x1]
     labelled[inside] = picture.labelled_hw[np.arange(y0, y1) // 4][:, np.arange(x0, x1) // 4]
     boxes = (picture.boxes_N4 - [x, y, x, y]) * (tile / side)
-    seen = (boxes[:, 0] < tile) & (boxes[:, 1] < tile) & (boxes[:, 2] > 0) & (boxes[:, 3] > 0)
+    share = _share_inside(boxes, tile)
     window = np.asarray(Image.fromarray(out).resize((tile, tile), Image.Resampling.BILINEAR))
-    mask = np.asarray(Image.fromarray(labelled).resize((tile, tile), Image.Resampling.NEAREST))
+    mask = np.array(Image.fromarray(labelled).resize((tile, tile), Image.Resampling.NEAREST))
+    for x0, y0, x1, y1 in np.clip(boxes[(share > 0) & (share < 0.5)], 0, tile).round().astype(int):
+        mask[y0:y1, x0:x1] = 0
+    seen = share >= 0.5
     return window, boxes[seen], picture.classes_N[seen], mask
+
+
+def _share_inside(boxes_N4: Floats, side: int) -> Floats:
+    """Return the share of each box's area that lies in a square of this side."""
+    clipped = np.clip(boxes_N4, 0, side)
+    inner = (clipped[:, 2] - clipped[:, 0]) * (clipped[:, 3] - clipped[:, 1])
+    return inner / ((boxes_N4[:, 2] - boxes_N4[:, 0]) * (boxes_N4[:, 3] - boxes_N4[:, 1]))
 
 
 def _labelled_area(boxes_N4: Floats, shape: tuple[int, int], reach: float) -> npt.NDArray[np.uint8]:

@@ -178,6 +178,22 @@ def show_config(
 
 
 @app.command()
+def ship(
+    stage: Stage,
+    run: Annotated[Path | None, typer.Option(help="Run folder; without it runs/<stage>/small.")] = None,
+) -> None:
+    """Make a run's weights those that ship: rounded to float16, scored again on dev, with a model card.
+
+    Example:
+
+        dubsar ship classify
+    """
+    from dubsar.pipelines.ship import ship as ship_run
+
+    ship_run(stage.value, run or Path("runs") / stage.value / "small")
+
+
+@app.command()
 def doctor() -> None:
     """Say what this machine can do: devices, memory, fonts, data, shipped weights, and which levers can act.
 

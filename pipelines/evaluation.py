@@ -27,7 +27,7 @@ Scores = dict[str, dict[str, float]]
 def evaluate_stage(stage: str, weights: Path | None, split: str, *, limit: int = 0, out: Path | None = None) -> Scores:
     """Score one stage's weights on a split, and print and return the scores by subset."""
     path = weights or shipped(stage)
-    scores = {"classify": _classify, "detect": _detect, "transliterate": _transliterate}[stage](path, split, limit)
+    scores = SCORERS[stage](path, split, limit)
     _report(f"{stage} on {split}", scores, out)
     return scores
 
@@ -75,6 +75,9 @@ def _transliterate(path: Path, split: str, limit: int) -> Scores:
                 network, alone, compact=compact, beams=config.model.beams
             ).to_dict()
     return scores
+
+
+SCORERS = {"classify": _classify, "detect": _detect, "transliterate": _transliterate}
 
 
 def evaluate_read(config: ReadConfig, split: str, *, limit: int = 0, out: Path | None = None) -> Scores:

@@ -11,6 +11,7 @@ given.
 Reads ``tablet-signs`` below the data root; writes ``runs/detect/<name>/``.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from dubsar.datasets.formats.tablet_signs import Photograph, read_tablet_signs
 from dubsar.datasets.images import load_image
 from dubsar.datasets.inventory import Inventory
 from dubsar.datasets.sources import data_root
-from dubsar.datasets.windows import UNLABELLED_WEIGHT, Picture, make_picture, random_window
+from dubsar.datasets.windows import UNLABELLED_WEIGHT, Picture, make_picture, random_window, sign_size
 from dubsar.models.checkpoint import save_model
 from dubsar.models.detector import STRIDE, Detector
 from dubsar.pipelines.levers.resolve import Resolved, resolve_config
@@ -144,23 +145,27 @@ def _render(seed: int, root: Path, inventory: Inventory | None, sign_px: float) 
 
 
 def score_photographs(network: Detector, photographs: list[Photograph], config: DetectConfig) -> dict[str, float]:
-    """Search photographs and score what was found.
+    """Search photographs and score what was found, in percent.
 
     Returns:
-        ``ap50`` and ``recall50`` class-agnostic in percent, ``map50`` with class where the detector names signs, and
-        ``scale_error``, the median ratio by which the estimated sign size is off.
+        ``ap50``, ``ap``, ``recall50`` class-agnostic; ``scale_off``, the median of |found / true sign size - 1|; and where the
+        detector names signs ``map50``, over the classes that occur as truth.
     """
     network.eval()
     settings = tile_settings(config)
-    found = []
+    named = config.model.classes == "inventory"
+    ids = Inventory.from_classes_tsv(data_root() / "tablet-signs" / "classes.tsv").id_of_glyph if named else {}
+    with_class, off = [], []
     for photograph in photographs:
-        rgb = load_image(photograph.path).rgb_HW3
-        result = find_signs(network, rgb, settings)
+        result = find_signs(network, load_image(photograph.path).rgb_HW3, settings)
         truth = np.array([b.box_xyxy for b in photograph.boxes], dtype=np.float64).reshape(-1, 4)
-        found.append(
-            Found(result.boxes_N4, result.scores_N, result.classes_N * 0, truth, np.zeros(len(truth), np.int64))
-        )
-    return average_precision(found)
+        classes = np.array([ids.get(b.glyph, 0) for b in photograph.boxes], dtype=np.int64)
+        with_class.append(Found(result.boxes_N4, result.scores_N, result.classes_N, truth, classes))
+        if len(truth):
+            off.append(abs(result.sign_px / sign_size(truth) - 1))
+    agnostic = [replace(f, classes_N=f.classes_N * 0, true_classes_M=f.true_classes_M * 0) for f in with_class]
+    scores = average_precision(agnostic) | {"scale_off": 100 * float(np.median(off)) if off else 0.0}
+    return scores | ({"map50": average_precision(with_class)["ap50"]} if named else {})
 
 
 def build(config: DetectConfig, levers: Resolved) -> tuple[DetectSystem, Stream]:

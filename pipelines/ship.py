@@ -1,0 +1,55 @@
+"""Turn a run's weights into those that ship: rounded to float16, scored on dev before and after, with a full card."""
+
+import json
+from pathlib import Path
+
+import torch
+
+from dubsar.datasets.crops import CropSize
+from dubsar.datasets.sources import data_root
+from dubsar.models.checkpoint import load_model, save_model, shipped
+from dubsar.pipelines.evaluation import SCORERS
+from dubsar.pipelines.networks import inventory_of, load_classifier
+
+
+def ship(stage: str, run: Path) -> None:
+    """Write ``models/weights/<stage>`` from a run folder and print the dev scores before and after rounding.
+
+    Raises:
+        FileNotFoundError: the run has no weights.
+        CheckpointError: they are damaged, or of another stage.
+    """
+    file = load_model(run / stage, stage)
+    card = dict(file.card) | {"training_seconds": training_seconds(run)}
+    for made_anew in ("format", "sha256", "parameters", "versions"):
+        card.pop(made_anew, None)
+    if stage == "classify":
+        card["temperature"] = fit_temperature(run / stage)
+    save_model(shipped(stage), file.state, card, dtype=torch.float16)
+    rounded = SCORERS[stage](shipped(stage), "dev", 0)
+    card["metrics"] = {"dev": rounded}
+    save_model(shipped(stage), file.state, card, dtype=torch.float16)
+    before = SCORERS[stage](run / stage, "dev", 0)
+    for part, scores in rounded.items():
+        print(f"{stage}, {part}: " + "  ".join(f"{k} {before[part][k]:.2f} -> {v:.2f}" for k, v in scores.items()))
+    print(f"{shipped(stage)}.safetensors: {shipped(stage).with_suffix('.safetensors').stat().st_size / 1e6:.1f} MB")
+
+
+def fit_temperature(weights: Path) -> float:
+    """Find the temperature at which a classifier fits the dev crops best (least negative log likelihood)."""
+    from dubsar.pipelines.reading.engine import classify_crops
+    from dubsar.pipelines.stages.classify import read_crops
+
+    network, config, file = load_classifier(weights)
+    size = CropSize(config.data.crop_px, config.data.context)
+    crops = read_crops(data_root(), "dev", size, inventory_of(file, weights))
+    logits, truth = classify_crops(network, crops.pixels_NSS3), torch.from_numpy(crops.classes_N)
+    candidates = torch.logspace(-0.7, 0.5, 61).tolist()
+    losses = [float(torch.nn.functional.cross_entropy(logits / t, truth)) for t in candidates]
+    return float(candidates[losses.index(min(losses))])
+
+
+def training_seconds(run: Path) -> float:
+    """Return how long the run's training took, as its log says."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    return max((float(r["seconds"]) for r in rows if "seconds" in r), default=0.0)

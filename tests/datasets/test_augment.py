@@ -1,0 +1,120 @@
+"""Augmentation: never a mirror, at whatever draw; boxes and masks go with the pixels; the seed decides all."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dubsar.datasets.augment import crop_augmentation, tile_augmentation
+
+BUILDERS = [crop_augmentation, tile_augmentation]
+
+
+def transforms(pipeline: Any) -> Iterator[Any]:
+    for transform in getattr(pipeline, "transforms", []):
+        yield transform
+        yield from transforms(transform)
+
+
+@pytest.mark.parametrize("build", BUILDERS)
+def test_no_transform_can_mirror_or_turn_over(build: Any) -> None:
+    used = list(transforms(build()))
+    assert len(used) > 8
+    for transform in used:
+        name = type(transform).__name__
+        for word in ("Flip", "Transpose", "Rotate90", "D4", "Symmetric", "SquareSymmetry", "Grid", "Shuffle"):
+            assert word not in name, name
+    affine = next(t for t in used if type(t).__name__ == "Affine")
+    assert max(map(abs, affine.rotate)) <= 15
+    for axis in ("x", "y"):
+        assert affine.scale[axis][0] > 0  # a negative scale is a mirror
+
+
+def asymmetric(side: int = 96) -> np.ndarray:
+    """A thick F: no two of its eight symmetries look alike."""
+    picture = np.full((side, side, 3), 190, np.uint8)
+    picture[16:80, 22:34] = picture[16:28, 22:76] = picture[44:54, 22:62] = 40
+    return picture
+
+
+def likeness(one: np.ndarray, two: np.ndarray) -> float:
+    """Correlation at the shift where it is highest."""
+    a, b = (x.astype(float).mean(-1) for x in (one, two))
+    a, b = a - a.mean(), b - b.mean()
+    shifts = np.fft.ifft2(np.fft.fft2(a) * np.fft.fft2(b).conj()).real
+    return float(shifts.max() / (np.linalg.norm(a) * np.linalg.norm(b) + 1e-9))
+
+
+@pytest.mark.parametrize("build", BUILDERS)
+def test_at_any_draw_a_sign_looks_like_itself_and_not_like_its_mirror(build: Any) -> None:
+    pipeline, picture = build(), asymmetric()
+    for transform in transforms(pipeline):
+        transform.p = float(type(transform).__name__ in {"Affine", "Perspective", "ElasticTransform"})
+    mirrors = [picture[:, ::-1], picture[::-1], picture[::-1, ::-1], picture.transpose(1, 0, 2)]
+    margins = []
+    for seed in range(60):
+        pipeline.set_random_seed(seed)
+        extra = (
+            {"bboxes": np.zeros((0, 4)), "classes": [], "mask": picture[..., 0]} if build is tile_augmentation else {}
+        )
+        found = pipeline(image=picture, **extra)["image"]
+        margins.append(likeness(found, picture) - max(likeness(found, m) for m in mirrors))
+    assert min(margins) > 0.05
+    # negative control: a pipeline that mirrors would be seen
+    assert likeness(mirrors[0], picture) < 0.8
+
+
+def test_boxes_and_mask_follow_the_pixels() -> None:
+    pipeline = tile_augmentation(degrees=4.0)
+    picture = np.full((128, 128, 3), 30, np.uint8)
+    picture[40:80, 30:90] = 220
+    mask = np.where(picture[..., 0] > 100, 255, 0).astype(np.uint8)
+    moved = 0
+    for seed in range(30):
+        pipeline.set_random_seed(seed)
+        found = pipeline(image=picture, bboxes=np.array([[30.0, 40, 90, 80]]), classes=[7], mask=mask)
+        assert found["classes"] == [7]
+        x0, y0, x1, y1 = found["bboxes"][0]
+        inside = (
+            np.argwhere(found["mask"][20:108, 20:108] > 127) + 20
+        )  # the rim is filled with 255 where the tile turned
+        assert np.allclose([*inside.min(0)[::-1], *inside.max(0)[::-1]], [x0, y0, x1, y1], atol=4)
+        assert set(np.unique(found["mask"])) <= {0, 255}
+        moved += not np.allclose([x0, y0, x1, y1], [30, 40, 90, 80], atol=0.5)
+    assert moved > 5
+
+
+def test_a_box_that_leaves_the_tile_is_dropped() -> None:
+    pipeline = tile_augmentation()
+    picture = np.zeros((64, 64, 3), np.uint8)
+    pipeline.set_random_seed(0)
+    boxes = np.array([[-30.0, 10, 5, 30], [10, 10, 30, 30], [50, 50, 70, 70]])
+    found = pipeline(image=picture, bboxes=boxes, classes=[0, 1, 2], mask=picture[..., 0])
+    assert 1 in found["classes"]
+    assert all(0 <= v <= 64 for box in found["bboxes"] for v in box)
+
+
+@pytest.mark.parametrize("build", BUILDERS)
+def test_the_seed_decides_whatever_was_drawn_before(build: Any) -> None:
+    picture = asymmetric()
+    extra = {"bboxes": np.zeros((0, 4)), "classes": [], "mask": picture[..., 0]} if build is tile_augmentation else {}
+
+    def draw(pipeline: Any, seed: int) -> np.ndarray:
+        pipeline.set_random_seed(seed)
+        return pipeline(image=picture, **extra)["image"]
+
+    used, fresh = build(), build()
+    for seed in range(5):
+        draw(used, seed)
+    for seed in range(20, 30):
+        assert np.array_equal(draw(used, seed), draw(fresh, seed))
+    assert not np.array_equal(draw(used, 1), draw(used, 2))
+    assert draw(used, 1).shape == picture.shape
+
+
+def test_crops_vary_in_light_and_place() -> None:
+    pipeline, picture = crop_augmentation(), asymmetric()
+    pipeline.set_random_seed(0)
+    means = [float(pipeline(image=picture)["image"].mean()) for _ in range(30)]
+    assert np.std(means) > 8

@@ -1,0 +1,122 @@
+"""Each stage through the command line for a few steps on real data: its loss trace is the golden one, its run folder whole.
+
+After a change that is meant to change the losses, write the traces anew and look at the difference before committing it::
+
+    DUBSAR_WRITE_GOLDEN=1 pytest tests/pipelines/test_stages.py
+"""
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from dubsar.configs.base import load
+from dubsar.configs.schema import STAGES
+from dubsar.models.checkpoint import load_model
+from dubsar.pipelines.callbacks import read_metrics
+from dubsar.pipelines.cli import app
+
+TESTS = Path(__file__).resolve().parents[1]
+DEBUG = TESTS.parent / "configs" / "debug"
+VALIDATED = {"classify": "val/top1", "detect": "val/ap50", "transliterate": "val/cer"}
+FEWER = {"classify": [], "detect": ["data.limit=1"], "transliterate": []}
+
+pytestmark = [pytest.mark.data, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module", params=sorted(STAGES))
+def trained(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, data_root: Path
+) -> tuple[str, Path, str]:
+    """Train a stage's debug config; gives stage, run folder and what was printed."""
+    stage = request.param
+    folder = tmp_path_factory.mktemp(stage) / "run"
+    arguments = ["train", stage, "--config", str(DEBUG / f"{stage}.yaml"), "--run", str(folder), *FEWER[stage]]
+    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert result.exit_code == 0
+    return stage, folder, result.output
+
+
+def test_the_loss_trace_is_the_golden_one(trained: tuple[str, Path, str]) -> None:
+    stage, folder, _ = trained
+    trace = [row["train/loss"] for row in read_metrics(folder / "metrics.jsonl") if "train/loss" in row]
+    golden = TESTS / "golden" / f"{stage}.json"
+    if os.environ.get("DUBSAR_WRITE_GOLDEN"):
+        golden.write_text(json.dumps({"train/loss": [round(x, 5) for x in trace]}) + "\n")
+    wanted = json.loads(golden.read_text())["train/loss"]
+    assert len(trace) == load(DEBUG / f"{stage}.yaml", STAGES[stage]).trainer.max_steps
+    assert trace == pytest.approx(wanted, rel=1e-3)
+
+
+def test_the_run_folder_is_whole(trained: tuple[str, Path, str]) -> None:
+    stage, folder, _ = trained
+    names = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
+    events = {n for n in names if n.startswith("tensorboard/events.out.tfevents")}
+    assert len(events) == 1
+    assert names - events == {
+        "config.yaml",
+        "levers.json",
+        "metrics.jsonl",
+        "curves.png",
+        "report.html",
+        "checkpoints/best.ckpt",
+        "checkpoints/last.ckpt",
+        "tensorboard/hparams.yaml",
+        f"{stage}.safetensors",
+        f"{stage}.json",
+    }
+    config = load(folder / "config.yaml", STAGES[stage])
+    assert config == load(DEBUG / f"{stage}.yaml", STAGES[stage], tuple(FEWER[stage]))
+
+
+def test_validation_was_logged(trained: tuple[str, Path, str]) -> None:
+    stage, folder, _ = trained
+    rows = [row for row in read_metrics(folder / "metrics.jsonl") if VALIDATED[stage] in row]
+    assert rows
+    assert rows[-1]["step"] == load(folder / "config.yaml", STAGES[stage]).trainer.max_steps
+
+
+def test_the_weights_load_and_say_what_they_are(trained: tuple[str, Path, str]) -> None:
+    from dubsar.pipelines.networks import load_byt5, load_classifier, load_detector
+
+    stage, folder, _ = trained
+    network, config, file = {"classify": load_classifier, "detect": load_detector, "transliterate": load_byt5}[stage](
+        folder / stage
+    )
+    assert config == load(folder / "config.yaml", STAGES[stage])
+    assert not network.training
+    card = load_model(folder / stage, stage).card
+    assert card["sha256"] == file.card["sha256"]
+    assert set(card["metrics"]) == {"dev"}
+    assert card["licence"].startswith("Weights: CC BY")
+    assert card["hardware"]
+    assert str(Path.home()) not in json.dumps(card)  # no path of this computer
+
+
+def test_the_report_shows_scores_and_config(trained: tuple[str, Path, str]) -> None:
+    _, folder, output = trained
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert "data:image/png;base64," in page
+    assert "trainer:" in page
+    assert "best weights on dev" in output
+
+
+@pytest.mark.parametrize("stage", sorted(STAGES))
+def test_a_dry_run_describes_and_writes_nothing(
+    stage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data_root: Path
+) -> None:
+    monkeypatch.setenv("DUBSAR_DATA", str(data_root))
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(
+        app,
+        ["train", stage, "--config", str(DEBUG / f"{stage}.yaml"), "--dry-run", *FEWER[stage]],
+        catch_exceptions=False,
+    )
+    assert result.exit_code == 0
+    assert list(tmp_path.iterdir()) == []
+    for text in ("max_steps: ", "parameters: ", "MiB", "first batch: "):
+        assert text in result.output
+    assert re.search(r"first batch: (?:\w+ \([\d, ]*\) (?:float32|int64)\s+)+", result.output)
