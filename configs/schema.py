@@ -12,7 +12,7 @@ Name = Annotated[str, Field(pattern=r"^\w[\w.-]*$")]  # of a run: a folder is ca
 
 
 class ClassifyData(Block):
-    """Sign crops: the box widened by ``context`` of its longer side, squared, resized to ``crop_px``."""
+    """Sign crops: the box widened by ``context`` of its side on every side, stretched to ``crop_px``."""
 
     crop_px: Count = 64
     context: Fraction = 0.15

@@ -1,14 +1,14 @@
 """Align a transliteration with its signs: one piece of text per sign.
 
-Most lines have exactly one reading per sign; the rest (numerals, ligatures, MEŠ written with two code points) are aligned
-by dynamic programming over a reading table counted from the lines that do. Worked example::
+Most lines have exactly one reading per sign; the rest (numerals, ligatures, MEŠ written with two code points) are
+aligned by dynamic programming over a reading table counted from the lines that do. Worked example::
 
     signs      𒀭      𒌨      𒈨      𒌈   …
     translit   {d}taš-me-tum …
     pieces     "{d}"  "taš"  "-me"  "-tum"  " …"          pieces always join to the transliteration
 
-The pieces make the transliterator's alignment explicit (`dubsar.models.transliterator`), and tell the report which boxes
-a reading came from.
+The pieces make the transliterator's alignment explicit (`dubsar.models.transliterator`), and tell the report which
+boxes a reading came from.
 """
 
 import math
@@ -16,6 +16,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 READING = re.compile(r"…|[^\s\-.+:{}…]+")
 _OPENING = re.compile(r"[\s\-.+:{]*$")
@@ -28,12 +29,12 @@ def pieces(translit: str) -> list[str]:
     if not spans:
         return []
     cuts = [0]
-    for (_, end), (start, _) in zip(spans, spans[1:], strict=False):
+    for (_, end), (start, _) in pairwise(spans):
         between = translit[end:start]
         opening = _OPENING.search(between)
         cuts.append(end + (opening.start() if opening else len(between)))
     cuts.append(len(translit))
-    return [translit[a:b] for a, b in zip(cuts, cuts[1:], strict=False)]
+    return [translit[a:b] for a, b in pairwise(cuts)]
 
 
 def bare(piece: str) -> str:
@@ -44,7 +45,7 @@ def bare(piece: str) -> str:
 
 @dataclass
 class ReadingTable:
-    """How often each sign is read how; `align` uses it where counts differ, and it is the most-frequent-reading floor."""
+    """How often each sign is read how; for `align` where counts differ, and for the floor: the commonest reading."""
 
     counts: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
 
@@ -62,7 +63,7 @@ class ReadingTable:
     def cost(self, sign: str, reading: str) -> float:
         """Return -log of the smoothed share of ``reading`` among the readings of ``sign``, at most 7.
 
-        The bound keeps a reading that no single sign has (UGU, written with two) cheaper to give to one of them than to skip.
+        The bound keeps a reading that no single sign has (UGU, written with two) cheaper to give to one than to skip.
         """
         seen = self.counts.get(sign)
         if sign in UNREAD or reading in UNREAD:

@@ -1,7 +1,8 @@
-"""Sign crops: one square picture per sign, cut from the photograph with a margin, in the sign's own proportions.
+"""Sign crops: one square picture per sign, its box with a margin, stretched to a square.
 
-The square's side is the box's longer side widened by ``context`` on each side; a sign keeps its aspect, which tells 𒀸 from a
-piece of something longer, and its neighbours show at the rim. What lies beyond the photograph repeats its border.
+Stretching loses the sign's proportions but says without doubt where it begins and ends; a square cut around the longer side
+shows parts of the lines above and below a wide sign as large as the sign itself. What lies beyond the photograph repeats
+its border.
 """
 
 from dataclasses import dataclass
@@ -42,9 +43,9 @@ def cut_crops(rgb_HW3: npt.NDArray[np.uint8], boxes_N4: npt.ArrayLike, size: Cro
     out = np.zeros((len(boxes), size.side_px, size.side_px, 3), np.uint8)
     picture = Image.fromarray(rgb_HW3)
     for row, (x0, y0, x1, y1) in enumerate(boxes):
-        half = max(x1 - x0, y1 - y0, 1.0) * (0.5 + size.context) * size.side_px / size.crop_px
-        x, y = (x0 + x1) / 2, (y0 + y1) / 2
-        out[row] = _window(picture, (x - half, y - half, x + half, y + half), size.side_px)
+        reach = (0.5 + size.context) * size.side_px / size.crop_px
+        x, y, half_w, half_h = (x0 + x1) / 2, (y0 + y1) / 2, max(x1 - x0, 1.0) * reach, max(y1 - y0, 1.0) * reach
+        out[row] = _window(picture, (x - half_w, y - half_h, x + half_w, y + half_h), size.side_px)
     return out
 
 

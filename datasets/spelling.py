@@ -1,8 +1,8 @@
 """One sign, two spellings: classes of the photographs whose glyph the line tables write with several code points.
 
-A palaeographer counts 𒎌 (MEŠ) as one sign and a classifier names it so; Oracc's Unicode writes it 𒈨𒌍. The transliterator
-was trained on the latter, so a recognised sign is spelled out before it is read. Multi-code-point classes such as 𒊺𒆕 are
-spelled out as they are.
+A palaeographer counts 𒎌 (MEŠ) as one sign and a classifier names it so; Oracc's Unicode writes it 𒈨𒌍. The
+transliterator was trained on the latter, so a recognised sign is spelled out before it is read. Classes of several code
+points such as 𒊺𒆕 are spelled out as they are.
 """
 
 EXPANSIONS = {

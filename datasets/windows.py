@@ -86,7 +86,8 @@ def random_window(
         rng: source of randomness.
 
     Returns:
-        Tile pixels (tile, tile, 3), boxes (N, 4) xyxy px of the tile, not clipped, classes (N,), labelled area (tile, tile).
+        Tile pixels (tile, tile, 3), boxes (N, 4) xyxy px of the tile, not clipped, classes (N,), and the
+        labelled area (tile, tile).
         A sign of which less than half shows is neither target nor background: it has no box, and its area no trust.
     """
     scale = float(np.exp(rng.uniform(-1, 1) * np.log1p(jitter)))

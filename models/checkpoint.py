@@ -2,8 +2,8 @@
 
 The JSON holds config, inventory, text form, normalisation, library versions, metrics, licence and the SHA-256 of the
 weights, so that a file can be judged before it is used. Order of writing: the new JSON under a hidden name, the
-weights, then the JSON's own name; the checksum says which JSON belongs to the weights, so that a write that is killed in between
-loses neither the old pair nor the new one.
+weights, then the JSON's own name; the checksum says which JSON belongs to the weights, so that a write that is killed
+in between loses neither the old pair nor the new one.
 """
 
 import hashlib

@@ -4,7 +4,8 @@ Two things are ours. Loss and box decoding run in float32 with autocast off: in 
 (up to 6 px at 1280), and more than half of the small boxes get other anchors. And a weight per anchor lets regions that
 nobody annotated count less as background, because photographs of tablets are labelled in part.
 
-This is the only module that imports ultralytics, so it is the one that keeps it offline.
+This is the only module that imports ultralytics, so it is the one that keeps it offline and in
+its place.
 """
 
 import copy
@@ -15,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any, Literal
 
 import torch
+from PIL import Image
 from torch import nn
 
 os.environ.setdefault("YOLO_OFFLINE", "true")
@@ -23,8 +25,13 @@ os.environ.setdefault("YOLO_VERBOSE", "false")
 os.environ.setdefault("YOLO_CONFIG_DIR", str(Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "dubsar"))
 Path(os.environ["YOLO_CONFIG_DIR"]).mkdir(parents=True, exist_ok=True)
 
+_FOR_ALL = Image.open, torch.save
+
 from ultralytics.nn.tasks import DetectionModel, yaml_model_load  # noqa: E402
 from ultralytics.utils.loss import v8DetectionLoss  # noqa: E402
+
+# Ultralytics replaces both for the whole process; its Image.open asks pip for a plug-in where a picture is broken
+Image.open, torch.save = _FOR_ALL
 
 from dubsar.models.checkpoint import write_atomically  # noqa: E402
 
@@ -134,8 +141,8 @@ def _anchor_weights(weight_BHW: torch.Tensor, feats: list[torch.Tensor]) -> torc
 def export_ultralytics(detector: Detector, names: dict[int, str], path: Path) -> None:
     """Write a ``.pt`` that ``ultralytics.YOLO(path)`` loads and predicts with; ``detector`` itself is not changed.
 
-    Ultralytics' own format is a pickle. dubsar never reads one; this is for use elsewhere. Mind that Ultralytics keeps 300
-    boxes a picture unless told otherwise (``max_det``), and its pictures are not scaled to the size of their signs.
+    Ultralytics' own format is a pickle. dubsar never reads one; this is for use elsewhere. Mind that Ultralytics keeps
+    300 boxes a picture unless told otherwise (``max_det``), and its pictures are not scaled to the size of their signs.
 
     Args:
         detector: what to export.

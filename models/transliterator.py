@@ -9,9 +9,10 @@ same sign, and where the decoder reads a sentinel it also gets the encoder's sta
     pieces    "{d}"       "taš"       "-me"             target   <s0>{d}<s1>taš<s2>-me</s>
 
 Which sentinel follows is no question, only whether the piece ends: in training every sentinel and the end count as one
-target, `BOUNDARY` (else the loss is mostly that of counting to 125). Decoding allows only the next sentinel in turn and the end after the last, so each sign gets exactly one (possibly
-empty) piece, nothing repeats without end, and every output byte belongs to a sign. In training the first sentinel is
-random, so that all 125 are learned although lines are short; sentinels count modulo 125.
+target, `BOUNDARY` (else the loss is mostly that of counting to 125). Decoding allows only the next sentinel in turn and
+the end after the last, so each sign gets exactly one (possibly empty) piece, nothing repeats without end, and every
+output byte belongs to a sign. In training the first sentinel is random, so that all 125 are learned although lines are
+short; sentinels count modulo 125.
 
 Ids are those of `google/byt5-*`: 0 pad (also decoder start), 1 end, 2 unknown, byte + 3, sentinels 259-383.
 """
@@ -128,7 +129,7 @@ class SignAlignedT5(T5ForConditionalGeneration):  # type: ignore[misc]
 
 
 def _segments(source_BL: torch.Tensor) -> torch.Tensor:
-    """Give each source position the sentinel of the sign that it belongs to; -1 before the first, at the end, in padding."""
+    """Give each source position the sentinel of its sign; -1 before the first sign, at the end, and in padding."""
     is_sentinel = (source_BL >= FIRST_SENTINEL) & (source_BL < FIRST_SENTINEL + SENTINELS)
     position = torch.arange(source_BL.shape[1], device=source_BL.device).expand_as(source_BL)
     last = torch.where(is_sentinel, position, -1).cummax(1).values
@@ -179,7 +180,9 @@ def load_pretrained(name: str, attention: str = "eager") -> SignAlignedT5:
 
 
 class SentinelOrder(LogitsProcessor):  # type: ignore[misc]
-    """Allow bytes, and for the score of `BOUNDARY` the next sentinel in turn, or the end after the last; at most `MAX_PIECE_BYTES` a piece.
+    """Allow bytes, and for the score of `BOUNDARY` the next sentinel in turn, or the end after the last.
+
+    A piece that has `MAX_PIECE_BYTES` ends.
 
     Args:
         counts: signs of each line, one per row of the batch before beams are spread.

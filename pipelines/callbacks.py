@@ -88,7 +88,7 @@ class Average(WeightAveraging):  # type: ignore[misc]
     """
 
     def __init__(self, first_step: int, decay: float | None = None) -> None:
-        options = {} if decay is None else {"avg_fn": get_ema_avg_fn(decay)}
+        options = {} if decay is None else {"avg_fn": get_ema_avg_fn(decay)}  # type: ignore[no-untyped-call]
         super().__init__(use_buffers=True, **options)  # batch-norm statistics are averaged too
         self.first_step, self.decay = first_step, decay
 

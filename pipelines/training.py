@@ -26,6 +26,8 @@ from dubsar.pipelines.callbacks import (
     SeedEachBatch,
     StopOnNaN,
     is_terminal,
+)
+from dubsar.pipelines.callbacks import (
     write_json as write_json,  # noqa: PLC0414 - others import it from here
 )
 from dubsar.pipelines.levers.resolve import Resolved

@@ -131,7 +131,7 @@ class CropStream(Stream):
         side = self.data.crop_px
         if self.covered and rng.random() < self.data.synthetic_fraction:
             class_id, font = self.covered[rng.integers(len(self.covered))]
-            pixels = render_sign(self.classes[class_id].glyph, font, rng, side)
+            pixels = render_sign(self.classes[class_id].glyph, font, rng, side, keep_aspect=False)
         else:
             index = min(int(np.searchsorted(self.share, rng.random())), len(self.share) - 1)
             pixels, class_id = self.crops.pixels_NSS3[index], int(self.crops.classes_N[index])

@@ -148,8 +148,8 @@ def score_photographs(network: Detector, photographs: list[Photograph], config: 
     """Search photographs and score what was found, in percent.
 
     Returns:
-        ``ap50``, ``ap``, ``recall50`` class-agnostic; ``scale_off``, the median of |found / true sign size - 1|; and where the
-        detector names signs ``map50``, over the classes that occur as truth.
+        ``ap50``, ``ap``, ``recall50`` class-agnostic; ``scale_off``, the median of |found / true sign size - 1|; and
+        where the detector names signs ``map50``, over the classes that occur as truth.
     """
     network.eval()
     settings = tile_settings(config)

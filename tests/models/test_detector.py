@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from dubsar.models.detector import STRIDE, Detector, export_ultralytics
 
@@ -207,6 +207,13 @@ def test_export_wants_a_name_for_each_class(detector: Detector, tmp_path: Path) 
     with pytest.raises(ValueError, match="expected 0 to 0"):
         export_ultralytics(detector, {0: "a", 1: "b"}, tmp_path / "out.pt")
     assert not (tmp_path / "out.pt").exists()
+
+
+def test_ultralytics_replaces_nothing_outside_of_itself(tmp_path: Path) -> None:
+    assert (Image.open.__module__, torch.save.__module__) == ("PIL.Image", "torch.serialization")
+    (tmp_path / "broken.jpg").write_bytes(b"no picture")
+    with pytest.raises(UnidentifiedImageError):
+        Image.open(tmp_path / "broken.jpg")
 
 
 def test_ultralytics_is_kept_offline() -> None:

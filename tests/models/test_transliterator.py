@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from transformers import T5Config, T5ForConditionalGeneration
 
 from dubsar.models.transliterator import (
+    BOUNDARY,
     BYTE_OFFSET,
     END,
     FIRST_SENTINEL,
@@ -21,6 +22,7 @@ from dubsar.models.transliterator import (
     SentinelOrder,
     SignAlignedT5,
     Size,
+    boundary_targets,
     build_transliterator,
     clean,
     decode_pieces,
@@ -92,6 +94,16 @@ def test_order_allows_the_next_sentinel_only_and_the_end_after_the_last() -> Non
     assert allowed([PAD, 259, 260], [PAD, 259, END]) == [{"byte", "end"}, {"byte", "end"}]
     full = [PAD, 259, *[70] * MAX_PIECE_BYTES]
     assert allowed(full, full) == [{"s1"}, {"end"}]
+
+
+def test_the_boundary_scores_the_next_sentinel_or_the_end() -> None:
+    pieces = encode_pieces(["ta", ""], start=7)
+    assert boundary_targets(pieces) == [BOUNDARY, ord("t") + 3, ord("a") + 3, BOUNDARY, BOUNDARY]
+    scores = torch.zeros(2, VOCABULARY)
+    scores[:, BOUNDARY] = 5.0
+    ordered = SentinelOrder([2, 1], beams=1)(torch.tensor([[PAD, 259, 70], [PAD, 259, 70]]), scores)
+    assert (int(ordered[0].argmax()), int(ordered[1].argmax())) == (260, END)
+    assert float(ordered.max()) == 5.0
 
 
 @pytest.mark.parametrize("beams", [1, 3])

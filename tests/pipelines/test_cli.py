@@ -11,7 +11,17 @@ from typer.testing import CliRunner
 
 from dubsar.pipelines import cli
 
-COMMANDS = [["read"], ["train"], ["evaluate"], ["synth"], ["config"], ["doctor"], ["data", "check"], ["data", "list"]]
+COMMANDS = [
+    ["read"],
+    ["train"],
+    ["evaluate"],
+    ["synth"],
+    ["config"],
+    ["ship"],
+    ["doctor"],
+    ["data", "check"],
+    ["data", "list"],
+]
 
 
 def plain(text: str) -> str:
@@ -57,7 +67,8 @@ def test_a_misspelt_key_exits_2_with_file_line_and_suggestion(
 ) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(
-        "stage: classify\ndatas:\n  crop_px: 32\nmodel: {backbone: resnet10t}\noptim: {lr: 1.0}\ntrainer: {max_step: 1}\n"
+        "stage: classify\ndatas:\n  crop_px: 32\nmodel: {backbone: resnet10t}\n"
+        "optim: {lr: 1.0}\ntrainer: {max_step: 1}\n"
     )
     assert run(monkeypatch, "train", "classify", "--config", str(path), "--run", str(tmp_path / "run")) == 2
     out, err = capfd.readouterr()

@@ -42,7 +42,7 @@ def test_equal_text_in_another_form_has_no_error(form: str) -> None:
 
 
 def test_lists_of_different_length_are_refused() -> None:
-    with pytest.raises(ValueError, match="longer|shorter"):
+    with pytest.raises(ValueError, match=r"longer|shorter"):
         score_text(["a"], ["a", "b"])
 
 

@@ -1,6 +1,6 @@
-"""Each stage through the command line for a few steps on real data: its loss trace is the golden one, its run folder whole.
+"""Each stage through the command line for a few steps on real data: the golden loss trace, and a whole run folder.
 
-After a change that is meant to change the losses, write the traces anew and look at the difference before committing it::
+After a change that is meant to change the losses, write the traces anew and look at the difference::
 
     DUBSAR_WRITE_GOLDEN=1 pytest tests/pipelines/test_stages.py
 """
@@ -17,7 +17,7 @@ from dubsar.configs.base import load
 from dubsar.configs.schema import STAGES
 from dubsar.models.checkpoint import load_model
 from dubsar.pipelines.callbacks import read_metrics
-from dubsar.pipelines.cli import app
+from dubsar.pipelines.cli import app, main
 
 TESTS = Path(__file__).resolve().parents[1]
 DEBUG = TESTS.parent / "configs" / "debug"
@@ -120,3 +120,47 @@ def test_a_dry_run_describes_and_writes_nothing(
     for text in ("max_steps: ", "parameters: ", "MiB", "first batch: "):
         assert text in result.output
     assert re.search(r"first batch: (?:\w+ \([\d, ]*\) (?:float32|int64)\s+)+", result.output)
+
+
+def test_a_run_goes_on_with_resume(tmp_path: Path, data_root: Path) -> None:
+    few = ["data.sources=[hittite]", "data.limit=40", "data.val_lines=1", "trainer.val_every_steps=2"]
+    start = [
+        "train",
+        "transliterate",
+        "--config",
+        str(DEBUG / "transliterate.yaml"),
+        "--run",
+        str(tmp_path / "run"),
+        *few,
+    ]
+    for options, steps in (((), 2), (("--resume",), 5)):
+        result = CliRunner().invoke(app, [*start, f"trainer.max_steps={steps}", *options], catch_exceptions=False)
+        assert result.exit_code == 0
+        rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
+        assert [row["step"] for row in rows if "train/loss" in row] == list(range(1, steps + 1))
+    card = load_model(tmp_path / "run" / "transliterate", "transliterate").card
+    assert card["config"]["trainer"]["max_steps"] == 5
+
+
+def test_a_diverged_run_exits_5_and_reports(
+    tmp_path: Path, data_root: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    few = ["data.sources=[hittite]", "data.limit=40", "optim.lr=1e30", "optim.warmup_steps=0"]
+    start = [
+        "train",
+        "transliterate",
+        "--config",
+        str(DEBUG / "transliterate.yaml"),
+        "--run",
+        str(tmp_path / "run"),
+        *few,
+    ]
+    monkeypatch.setattr("sys.argv", ["dubsar", *start])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 5
+    err = capfd.readouterr().err
+    assert "gradients are not finite; see" in err
+    assert "Traceback" not in err
+    assert json.loads((tmp_path / "run" / "nan_report.json").read_text())["step"] >= 1
+    assert not (tmp_path / "run" / "transliterate.safetensors").exists()
