@@ -1,8 +1,8 @@
 """Sign crops: one square picture per sign, its box with a margin, stretched to a square.
 
-Stretching loses the sign's proportions but says without doubt where it begins and ends; a square cut around the longer side
-shows parts of the lines above and below a wide sign as large as the sign itself. What lies beyond the photograph repeats
-its border.
+Stretching loses the sign's proportions but says without doubt where it begins and ends; a square cut around the longer
+side shows parts of the lines above and below a wide sign as large as the sign itself. What lies beyond the photograph
+repeats its border.
 """
 
 from dataclasses import dataclass
