@@ -16,10 +16,11 @@ from dubsar.datasets.images import ImageError
 from dubsar.datasets.lines import read_line_pairs
 from dubsar.datasets.sources import data_root
 from dubsar.models.checkpoint import shipped
+from dubsar.pipelines.callbacks import write_json
 from dubsar.pipelines.metrics import Found, average_precision
 from dubsar.pipelines.networks import inventory_of, load_byt5, load_classifier, load_detector
 from dubsar.pipelines.reading.evaluate import ReadScores, add_signs, add_text
-from dubsar.pipelines.training import commit, hardware, write_json
+from dubsar.pipelines.training import commit, hardware
 
 Scores = dict[str, dict[str, float]]
 

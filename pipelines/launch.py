@@ -1,6 +1,7 @@
 """What the commands `train` and `synth` do: start a run, describe one without starting it, render tablets."""
 
 import importlib
+import time
 from pathlib import Path
 from typing import Any
 
@@ -97,5 +98,6 @@ def render_tablets(count: int, out: Path, *, seed: int, fonts: list[Path], text:
         print(
             f"{glyph_table} is not there, so the font Assyrian cannot be used: shapes are monumental (set DUBSAR_DATA)"
         )
+    started = time.process_time()
     write_tablets(count, out, seed, available_fonts(glyph_table if glyph_table.exists() else None, extra=fonts), lines)
-    print(f"{out}: {count} tablets")
+    print(f"{out}: {count} tablets, {count / (time.process_time() - started):.1f} per second of CPU time")

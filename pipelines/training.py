@@ -26,9 +26,7 @@ from dubsar.pipelines.callbacks import (
     SeedEachBatch,
     StopOnNaN,
     is_terminal,
-)
-from dubsar.pipelines.callbacks import (
-    write_json as write_json,  # noqa: PLC0414 - others import it from here
+    write_json,
 )
 from dubsar.pipelines.levers.resolve import Resolved
 from dubsar.pipelines.optim import first_averaged_step

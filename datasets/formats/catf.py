@@ -1,8 +1,8 @@
-"""Canonical ATF (CDLI, Oracc) as a reference for reading: what is still on the tablet, in the spelling of the line tables.
+"""Canonical ATF (CDLI, Oracc) as a reference for reading: what is still on the tablet, as the line tables spell it.
 
-Restored text (``[ ]``) is not on the clay, so each run of it becomes one ``…``; editors' additions (``< >``) are left out. ASCII
-becomes Unicode (``sz`` š, ``s,`` ṣ, ``t,`` ṭ, ``'`` ʾ), logograms between underscores become capitals, joined by ``.`` as
-Oracc's own data writes them, except before MEŠ. Marks of damage, doubt and collation are dropped.
+Restored text (``[ ]``) is not on the clay, so each run of it becomes one ``…``; editors' additions (``< >``) are left
+out. ASCII becomes Unicode (``sz`` š, ``s,`` ṣ, ``t,`` ṭ, ``'`` ʾ), logograms between underscores become capitals,
+joined by ``.`` as Oracc's own data writes them, except before MEŠ. Marks of damage, doubt and collation are dropped.
 
 The reader is total: a line that it does not understand is kept as text.
 """
@@ -26,7 +26,17 @@ _LINE = re.compile(r"([0-9a-z]+'{0,2}(?:[.+-][0-9a-z']+)*)\.\s+(.*)")
 _UNITS = {"u": 10, "gesz2": 60}
 _NUMBER = re.compile(r"(?:\d+\((?:u|disz|asz|gesz2)\)[\s.]*)+")
 _PART = re.compile(r"(\d+)\((\w+)\)")
-_ASCII = (("sz", "š"), ("SZ", "Š"), ("s,", "ṣ"), ("S,", "Ṣ"), ("t,", "ṭ"), ("T,", "Ṭ"), ("j", "ŋ"), ("—", "--"), ("'", "ʾ"))
+_ASCII = (
+    ("sz", "š"),
+    ("SZ", "Š"),
+    ("s,", "ṣ"),
+    ("S,", "Ṣ"),
+    ("t,", "ṭ"),
+    ("T,", "Ṭ"),
+    ("j", "ŋ"),
+    ("—", "--"),
+    ("'", "ʾ"),
+)
 _LOWER_DETERMINATIVES = frozenset({"d", "m", "f", "1"})
 
 

@@ -37,7 +37,7 @@ class Detections:
 
 @dataclass(frozen=True)
 class TileSettings:
-    """How a photograph is shown to the detector: tile side, overlap share, and the sign size that it was trained for."""
+    """How a photograph is shown to the detector: tile side, overlap share, and the sign size it was trained for."""
 
     tile: int
     overlap: float
@@ -46,11 +46,13 @@ class TileSettings:
     precision: str = "fp32"
 
 
-def find_signs(detector: Detector, rgb_HW3: npt.NDArray[np.uint8], settings: TileSettings, threshold: float = 0.05) -> Detections:
+def find_signs(
+    detector: Detector, rgb_HW3: npt.NDArray[np.uint8], settings: TileSettings, threshold: float = 0.05
+) -> Detections:
     """Find all signs on a photograph of any scale.
 
-    The scale is not known beforehand: a first pass assumes the usual sign size, and where what it finds is another size, the
-    photograph is scaled anew. Where next to nothing is found, twice and half the size are tried as well.
+    The scale is not known beforehand: a first pass assumes the usual sign size, and where what it finds is another
+    size, the photograph is scaled anew. Where next to nothing is found, twice and half the size are tried as well.
 
     Args:
         detector: in evaluation mode.
@@ -86,7 +88,7 @@ def _at_size(
     scaled = resize(rgb_HW3, factor)
     height, width = scaled.shape[:2]
     tiles, boxes, scores, classes = [], [], [], []
-    grid = [t for t in tile_grid(width, height, settings.tile, round(settings.overlap * settings.tile))]
+    grid = list(tile_grid(width, height, settings.tile, round(settings.overlap * settings.tile)))
     grid = [t for t in grid if not is_empty(scaled[t.y : t.y + t.height, t.x : t.x + t.width])]
     for first in range(0, len(grid), settings.batch_size):
         batch = grid[first : first + settings.batch_size]
@@ -190,7 +192,9 @@ class Engine:
             found, boxes_N4=found.boxes_N4[keep], scores_N=found.scores_N[keep], classes_N=found.classes_N[keep]
         )
 
-    def classify(self, rgb_HW3: npt.NDArray[np.uint8], boxes_N4: Floats, top_k: int) -> tuple[Floats, npt.NDArray[np.int64]]:
+    def classify(
+        self, rgb_HW3: npt.NDArray[np.uint8], boxes_N4: Floats, top_k: int
+    ) -> tuple[Floats, npt.NDArray[np.int64]]:
         """Name the signs in boxes (N, 4): probabilities (N, K) and class ids (N, K), best first."""
         if not len(boxes_N4):
             return np.zeros((0, top_k)), np.zeros((0, top_k), np.int64)
@@ -205,4 +209,5 @@ class Engine:
 
 def _describe(file: ModelFile) -> str:
     card = file.card
-    return f"{card['stage']} {card['config']['name']}, commit {card.get('commit', 'unknown')}, sha256 {card['sha256'][:12]}"
+    made = f"commit {card.get('commit', 'unknown')}, sha256 {card['sha256'][:12]}"
+    return f"{card['stage']} {card['config']['name']}, {made}"

@@ -1,11 +1,12 @@
 """Score reading from photograph to text: signs found, signs named, lines, and text, against boxes and ATF.
 
-How text is aligned: per tablet, all lines found (faces and lines in reading order) are joined by spaces and compared with
-all attested lines of its ATF, joined in file order, by one global edit distance over characters of the canonical form. Wrong
-order therefore counts; a tablet that failed or came out empty counts as all deletions. ``…`` stands for lost text in both.
+How text is aligned: per tablet, all lines found (faces and lines in reading order) are joined by spaces and compared
+with all attested lines of its ATF, joined in file order, by one global edit distance over characters of the canonical
+form. Wrong order therefore counts; a tablet that failed or came out empty counts as all deletions. ``…`` stands for
+lost text in both.
 
-How lines are compared: found and attested lines of a tablet are paired in order so that the summed edit distance is least;
-a pair counts as the same line where at least `SAME_LINE` of the characters agree.
+How lines are compared: found and attested lines of a tablet are paired in order so that the summed edit distance is
+least; a pair counts as the same line where at least `SAME_LINE` of the characters agree.
 """
 
 from collections.abc import Sequence

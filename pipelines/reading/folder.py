@@ -51,7 +51,7 @@ def read_photographs(source: Path, out: Path | None, config: ReadConfig) -> Outc
                 reading = read_photograph(path, engine, config)
                 if out is not None:
                     write_results(reading, out / path.relative_to(source) if source.is_dir() else out)
-            except ImageError as error:
+            except (ImageError, PermissionError) as error:
                 if not source.is_dir():
                     raise
                 outcome.failed.append((path, str(error)))
@@ -87,7 +87,9 @@ def _print(reading: Reading, *, titled: bool) -> None:
 
 
 def _print_failures(outcome: Outcome, console: Console) -> None:
-    table = Table("photograph", "why", title=f"{len(outcome.failed)} of {len(outcome.failed) + len(outcome.done)} were not read")
+    table = Table(
+        "photograph", "why", title=f"{len(outcome.failed)} of {len(outcome.failed) + len(outcome.done)} were not read"
+    )
     for path, why in outcome.failed:
         table.add_row(str(path), why.removeprefix(f"{path}: "))
     console.print(table)

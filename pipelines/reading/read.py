@@ -3,10 +3,11 @@
     from dubsar.pipelines.reading.read import read_tablet
     tablet = read_tablet(Path("tablet.jpg"))
 
-What is doubtful looks doubtful: a sign below ``unread_below`` is written ``x``, below ``doubtful_below`` it gets ``?``, and a
-stretch of a line without signs is ``[...]``. Nothing is restored.
+What is doubtful looks doubtful: a sign below ``unread_below`` is written ``x``, below ``doubtful_below`` it gets
+``?``, and a stretch of a line without signs is ``[...]``. Nothing is restored.
 """
 
+import itertools
 import re
 import time
 from collections.abc import Iterator
@@ -81,9 +82,7 @@ def read_photograph(path: Path, engine: "Engine", config: ReadConfig) -> Reading
     with _timed(seconds, "classify"):
         probabilities, classes = engine.classify(rgb, found.boxes_N4, config.top_k)
     boxes_in_file = image.to_file_pixels(found.boxes_N4)
-    signs = [
-        _sign(box, p, c, engine) for box, p, c in zip(boxes_in_file, probabilities, classes, strict=True)
-    ]
+    signs = [_sign(box, p, c, engine) for box, p, c in zip(boxes_in_file, probabilities, classes, strict=True)]
     with _timed(seconds, "transliterate"):
         faces = []
         for v, view in enumerate(views):
@@ -114,7 +113,7 @@ def transliterate_lines(lines: list[list[Sign]], engine: "Engine", config: ReadC
         zip(lines, spelled, engine.transliterate(sources, config.beams), strict=True), start=1
     ):
         ends = np.cumsum([0, *map(len, spelling)])
-        own = ["".join(pieces[a:b]) for a, b in zip(ends, ends[1:], strict=False)]
+        own = ["".join(pieces[a:b]) for a, b in itertools.pairwise(ends)]
         signs = tuple(s.model_copy(update={"reading": _bare(p)}) for s, p in zip(line, own, strict=True))
         text = "".join(show(p, s, config) for s, p in zip(signs, own, strict=True))
         result.append(
@@ -153,7 +152,8 @@ def _bare(piece: str) -> str:
 def _sign(box: Floats, probabilities_K: Floats, classes_K: npt.NDArray[np.int64], engine: "Engine") -> Sign:
     named = [engine.inventory[int(c)] for c in classes_K]
     candidates = tuple(
-        Candidate(glyph=s.glyph, name=s.name, probability=float(min(1.0, p))) for s, p in zip(named, probabilities_K, strict=True)
+        Candidate(glyph=s.glyph, name=s.name, probability=float(min(1.0, p)))
+        for s, p in zip(named, probabilities_K, strict=True)
     )
     return Sign(box=_as_box(box), candidates=candidates, confidence=candidates[0].probability, provenance="dubsar")
 

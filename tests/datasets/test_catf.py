@@ -42,7 +42,9 @@ def test_attested(atf: str, expected: str) -> None:
 
 def test_lines_carry_face_label_and_place(tmp_path: Path) -> None:
     file = tmp_path / "P1.atf"
-    file.write_text("&P1 = X\n#atf: lang akk\n@obverse\n$ (broken)\n1'. a-na\n2. [x x]\n@reverse?\n1. _lugal_\n", encoding="utf-8")
+    file.write_text(
+        "&P1 = X\n#atf: lang akk\n@obverse\n$ (broken)\n1'. a-na\n2. [x x]\n@reverse?\n1. _lugal_\n", encoding="utf-8"
+    )
     lines = read_catf(file)
     assert [(line.face, line.label, line.text, line.line) for line in lines] == [
         ("obverse", "1'", "a-na", 5),

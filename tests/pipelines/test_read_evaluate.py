@@ -13,7 +13,11 @@ def tablet(*texts: str) -> Tablet:
     return Tablet(identifier="t", width=100, height=100, faces=(Face(lines=lines),))
 
 
-REFERENCE = [AtfLine("obverse", "1", "a-na LUGAL", 1), AtfLine("obverse", "2", "", 2), AtfLine("obverse", "3", "be-li₂ …", 3)]
+REFERENCE = [
+    AtfLine("obverse", "1", "a-na LUGAL", 1),
+    AtfLine("obverse", "2", "", 2),
+    AtfLine("obverse", "3", "be-li₂ …", 3),
+]
 
 
 def test_a_perfect_reading_has_no_errors() -> None:
