@@ -44,7 +44,12 @@ class Candidate(_Frozen):
 
 
 class Sign(_Frozen):
-    """One sign on the clay, or one stretch that is lost (``damage="broken"`` and no box)."""
+    """One sign on the clay, or one stretch that is lost (``damage="broken"`` and no box).
+
+    Attributes:
+        confidence: how sure the reader is which sign it is.
+        found: how sure the reader is that a sign is there at all.
+    """
 
     box: BoxXYXY | None = None
     candidates: tuple[Candidate, ...] = ()
@@ -52,6 +57,7 @@ class Sign(_Frozen):
     flags: tuple[Literal["?", "!"], ...] = ()
     reading: str = ""
     confidence: Probability = 1.0
+    found: Probability = 1.0
     provenance: str = ""
 
     _box = field_validator("box")(_check_box)

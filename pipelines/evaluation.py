@@ -1,6 +1,8 @@
 """What `dubsar evaluate` does: score shipped or given weights on a split, print a table, write JSON on request."""
 
 import resource
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from rich.table import Table
 from dubsar.configs.schema import ReadConfig
 from dubsar.datasets.formats.catf import read_catf
 from dubsar.datasets.formats.tablet_signs import Photograph, read_tablet_signs
-from dubsar.datasets.images import ImageError
+from dubsar.datasets.images import ImageError, load_image
 from dubsar.datasets.lines import read_line_pairs
 from dubsar.datasets.sources import data_root
 from dubsar.models.checkpoint import shipped
@@ -34,7 +36,7 @@ def evaluate_stage(stage: str, weights: Path | None, split: str, *, limit: int =
 
 
 def _classify(path: Path, split: str, limit: int) -> Scores:
-    """Score crops cut from true boxes: all, and by source of the photographs."""
+    """Score crops cut from true boxes."""
     from dubsar.datasets.crops import CropSize
     from dubsar.pipelines.stages.classify import read_crops, score_crops
 
@@ -45,7 +47,7 @@ def _classify(path: Path, split: str, limit: int) -> Scores:
 
 
 def _detect(path: Path, split: str, limit: int) -> Scores:
-    """Score class-agnostic detection on the CompVis part, the eBL part, and both."""
+    """Score detection on the CompVis part and on the eBL part."""
     from dubsar.pipelines.stages.detect import score_photographs
 
     network, config, _ = load_detector(path)
@@ -102,24 +104,35 @@ def evaluate_read(config: ReadConfig, split: str, *, limit: int = 0, out: Path |
         if atf.exists():
             add_text(scores, tablet, read_catf(atf))
         if photograph.source == "compvis":
-            found.append(_named(photograph, tablet, engine.inventory.id_of_glyph, boxes))
-    summary = scores.summary() | {"peak_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}
-    named = {f"{k} with class, compvis": v for k, v in average_precision(found).items()}
-    result = {"read": summary | named}
+            found.append(_all_found(photograph, engine, boxes))
+    summary = scores.summary() | {"peak_gib": _peak_bytes() / 2**30}
+    for name, part in zip(("class-agnostic", "with class"), zip(*found, strict=True), strict=False):
+        summary |= {f"{measure} {name}, compvis": value for measure, value in average_precision(part).items()}
+    result = {"read": summary}
     _report(f"read on {split}, {len(photographs)} photographs", result, out)
     return result
 
 
-def _named(photograph: Photograph, tablet: Any, ids: dict[str, int], true: Any) -> Found:
-    """Put a reading beside the truth for average precision with class: score = probability of the named sign."""
-    signs = [s for s in tablet.signs() if s.box is not None] if tablet else []
-    return Found(
-        np.array([s.box for s in signs], dtype=np.float64).reshape(-1, 4),
-        np.array([s.confidence for s in signs], dtype=np.float64),
-        np.array([ids.get(s.glyph, 0) for s in signs], dtype=np.int64),
-        true,
-        np.array([ids[b.glyph] for b in photograph.boxes], dtype=np.int64),
+def _all_found(photograph: Photograph, engine: Any, true: Any) -> tuple[Found, Found]:
+    """Put all detections beside the truth, whatever the reading threshold: class-agnostic, and with class.
+
+    With class the score is that of the detection times the probability of the best class.
+    """
+    rgb = load_image(photograph.path).rgb_HW3
+    found = engine.find(rgb, 0.0)
+    probabilities, classes = engine.classify(rgb, found.boxes_N4, 1)
+    ids = engine.inventory.id_of_glyph
+    # a sign that the inventory lacks can be found, but never named right
+    true_classes = np.array([ids.get(b.glyph, len(ids)) for b in photograph.boxes], dtype=np.int64)
+    agnostic = Found(found.boxes_N4, found.scores_N, classes[:, 0] * 0, true, true_classes * 0)
+    return agnostic, replace(
+        agnostic, scores_N=found.scores_N * probabilities[:, 0], classes_N=classes[:, 0], true_classes_M=true_classes
     )
+
+
+def _peak_bytes() -> int:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def _report(title: str, scores: Scores, out: Path | None) -> None:

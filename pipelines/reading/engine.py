@@ -22,6 +22,8 @@ from dubsar.models.transliterator import transliterate
 from dubsar.pipelines.networks import inventory_of, load_byt5, load_classifier, load_detector
 
 FIRST_GUESS_PX = 66.0  # median sign size of the training photographs
+LEAST_SCORE = 0.05  # detections below are noise; average precision needs all above
+_MOST_PIXELS = 150e6
 _CLEAR = 0.4  # detections above this are taken to be signs when their size is measured
 
 
@@ -47,7 +49,7 @@ class TileSettings:
 
 
 def find_signs(
-    detector: Detector, rgb_HW3: npt.NDArray[np.uint8], settings: TileSettings, threshold: float = 0.05
+    detector: Detector, rgb_HW3: npt.NDArray[np.uint8], settings: TileSettings, threshold: float = LEAST_SCORE
 ) -> Detections:
     """Find all signs on a photograph of any scale.
 
@@ -84,7 +86,9 @@ def _at_size(
     detector: Detector, rgb_HW3: npt.NDArray[np.uint8], sign_px: float, settings: TileSettings, threshold: float
 ) -> Detections:
     """Detect with the photograph scaled as if its signs were ``sign_px`` large."""
-    factor = settings.sign_px / sign_px
+    # never more than twice the photograph's size, nor more pixels than memory should hold: false finds may be tiny
+    pixels = rgb_HW3.shape[0] * rgb_HW3.shape[1]
+    factor = min(settings.sign_px / sign_px, 2.0, max(1.0, (_MOST_PIXELS / pixels) ** 0.5))
     scaled = resize(rgb_HW3, factor)
     height, width = scaled.shape[:2]
     tiles, boxes, scores, classes = [], [], [], []
@@ -186,7 +190,7 @@ class Engine:
 
     def find(self, rgb_HW3: npt.NDArray[np.uint8], threshold: float) -> Detections:
         """Find signs on an upright photograph."""
-        found = find_signs(self.detector, rgb_HW3, self.tiles)
+        found = find_signs(self.detector, rgb_HW3, self.tiles, min(threshold, LEAST_SCORE))
         keep = found.scores_N >= threshold
         return replace(
             found, boxes_N4=found.boxes_N4[keep], scores_N=found.scores_N[keep], classes_N=found.classes_N[keep]

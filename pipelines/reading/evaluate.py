@@ -51,7 +51,11 @@ class ReadScores:
         steps = {k: float(np.sum([s.get(k, 0.0) for s in self.seconds])) for s in self.seconds[:1] for k in s}
         whole = sum(steps.values())
         return {
-            "cer": share(self.edits, self.reference),
+            **(
+                {"cer": share(self.edits, self.reference) if self.reference else 100.0 * self.edits}
+                if self.texts
+                else {}
+            ),
             "tablets_with_text": self.texts,
             "line_precision": share(self.same_lines, self.found_lines),
             "line_recall": share(self.same_lines, self.true_lines),

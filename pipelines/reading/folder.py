@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -36,26 +37,28 @@ def read_photographs(source: Path, out: Path | None, config: ReadConfig) -> Outc
     """
     if not source.exists():
         raise FileNotFoundError(f"{source}: no such photograph or folder")
-    paths = find_images(source) if source.is_dir() else [source]
+    if out is not None and out.resolve() == source.resolve():
+        raise ImageError(f"{out}: results cannot go where the photographs are; name another folder with -o")
+    paths = [p for p in find_images(source) if not _is_below(p, out)] if source.is_dir() else [source]
     if not paths:
         raise ImageError(f"{source}: no pictures in this folder; expected JPEG, PNG, TIFF, BMP, WebP or GIF")
     engine = load_engine(config)
     outcome = Outcome()
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal or len(paths) < 2) as progress:
-        task = progress.add_task("reading", total=len(paths))
+    columns = (TextColumn("reading"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    quiet = not console.is_terminal or len(paths) < 2
+    with Progress(*columns, console=console, disable=quiet, redirect_stdout=False, redirect_stderr=False) as progress:
+        task = progress.add_task("", total=len(paths))
         for path in paths:
-            progress.update(task, description=path.name)
             try:
                 reading = read_photograph(path, engine, config)
-                if out is not None:
-                    write_results(reading, out / path.relative_to(source) if source.is_dir() else out)
-            except (ImageError, PermissionError) as error:
+            except (ImageError, OSError, MemoryError) as error:  # a fault of this file: the others go on
                 if not source.is_dir():
                     raise
-                outcome.failed.append((path, str(error)))
+                outcome.failed.append((path, str(error) or type(error).__name__))
             else:
+                if out is not None:
+                    write_results(reading, out / path.relative_to(source) if source.is_dir() else out)
                 outcome.done.append(path)
                 _print(reading, titled=len(paths) > 1)
             progress.advance(task)
@@ -64,6 +67,10 @@ def read_photographs(source: Path, out: Path | None, config: ReadConfig) -> Outc
     if out is not None and outcome.done:
         print(f"written to {out}")
     return outcome
+
+
+def _is_below(path: Path, folder: Path | None) -> bool:
+    return folder is not None and path.resolve().is_relative_to(folder.resolve())
 
 
 def write_results(reading: Reading, folder: Path) -> None:
@@ -79,7 +86,7 @@ def write_results(reading: Reading, folder: Path) -> None:
 def _print(reading: Reading, *, titled: bool) -> None:
     if titled:
         print(f"# {reading.tablet.image}")
-    print(to_text(reading.tablet).rstrip() or "\n".join(reading.tablet.notes))
+    print("\n".join([to_text(reading.tablet).rstrip(), *reading.tablet.notes]))
     signs = sum(s.box is not None for s in reading.tablet.signs())
     total = sum(reading.seconds.values())
     shares = ", ".join(f"{step} {s / total:.0%}" for step, s in reading.seconds.items())
@@ -91,5 +98,5 @@ def _print_failures(outcome: Outcome, console: Console) -> None:
         "photograph", "why", title=f"{len(outcome.failed)} of {len(outcome.failed) + len(outcome.done)} were not read"
     )
     for path, why in outcome.failed:
-        table.add_row(str(path), why.removeprefix(f"{path}: "))
+        table.add_row(escape(str(path)), escape(why.removeprefix(f"{path}: ")))
     console.print(table)

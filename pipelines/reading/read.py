@@ -20,13 +20,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from dubsar.configs.schema import ReadConfig
-from dubsar.datasets.alignment import READING
+from dubsar.configs.base import load
+from dubsar.configs.schema import ReadConfig, shipped_config
+from dubsar.datasets.alignment import READING, bare
 from dubsar.datasets.boxes import Floats
 from dubsar.datasets.images import LoadedImage, load_image
 from dubsar.datasets.spelling import code_points
 from dubsar.datasets.tablet import BoxXYXY, Candidate, Face, Line, Sign, Tablet
-from dubsar.pipelines.reading.faces import assign_faces, split_faces
+from dubsar.pipelines.reading.faces import FaceView, assign_faces, split_faces
 from dubsar.pipelines.reading.order import gaps, group_lines
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def read_tablet(path: Path, config: ReadConfig | None = None) -> Tablet:
         ImageError: the file is no usable picture.
         CheckpointError, FileNotFoundError: weights are damaged or absent.
     """
-    config = config or ReadConfig()
+    config = config or load(shipped_config("read"), ReadConfig)
     return read_photograph(path, load_engine(config), config).tablet
 
 
@@ -78,19 +79,32 @@ def read_photograph(path: Path, engine: "Engine", config: ReadConfig) -> Reading
     with _timed(seconds, "order"):
         views = split_faces(rgb, found.boxes_N4)
         owner = assign_faces(views, found.boxes_N4)
-        order = [group_lines(found.boxes_N4[owner == v]) for v in range(len(views))]
+        owner = np.where(owner < 0, _nearest(views, found.boxes_N4), owner)  # no sign is left out
+        rows = [
+            (v, [int(members[i]) for i in row])
+            for v in range(len(views))
+            for members in [np.flatnonzero(owner == v)]
+            for row in group_lines(found.boxes_N4[members])
+        ]
     with _timed(seconds, "classify"):
         probabilities, classes = engine.classify(rgb, found.boxes_N4, config.top_k)
-    boxes_in_file = image.to_file_pixels(found.boxes_N4)
-    signs = [_sign(box, p, c, engine) for box, p, c in zip(boxes_in_file, probabilities, classes, strict=True)]
+    signs = [
+        _sign(box, score, p, c, engine)
+        for box, score, p, c in zip(
+            image.to_file_pixels(found.boxes_N4), found.scores_N, probabilities, classes, strict=True
+        )
+    ]
     with _timed(seconds, "transliterate"):
-        faces = []
-        for v, view in enumerate(views):
-            members = np.flatnonzero(owner == v)
-            lines = [_with_breaks([int(members[i]) for i in row], found.boxes_N4, signs) for row in order[v]]
-            if lines:
-                box = _as_box(image.to_file_pixels(np.array([view.box]))[0])
-                faces.append(Face(name=view.name, box=box, lines=tuple(transliterate_lines(lines, engine, config))))
+        widths = found.boxes_N4[:, 2] - found.boxes_N4[:, 0]
+        broken = [_with_breaks(row, found.boxes_N4, float(np.median(widths[owner == v])), signs) for v, row in rows]
+        lines = transliterate_lines(broken, engine, config)
+    faces = []
+    for v, view in enumerate(views):
+        own = [line for (face, _), line in zip(rows, lines, strict=True) if face == v]
+        if own:
+            numbered = tuple(line.model_copy(update={"label": str(n)}) for n, line in enumerate(own, start=1))
+            box = _as_box(image.to_file_pixels(np.array([view.box]))[0])
+            faces.append(Face(name=view.name, box=box, lines=numbered))
     notes = () if signs else ("no sign was found on this photograph",)
     tablet = Tablet(
         identifier=path.stem,
@@ -108,17 +122,16 @@ def transliterate_lines(lines: list[list[Sign]], engine: "Engine", config: ReadC
     """Give each line of signs its text, and each sign its reading; a broken stretch is read as a gap."""
     spelled = [[code_points(s.glyph) if s.damage != "broken" else ["…"] for s in line] for line in lines]
     sources = [([c for sign in line for c in sign], config.language) for line in spelled]
+    read = engine.transliterate(sources, config.beams)
     result = []
-    for number, (line, spelling, (pieces, log_probability)) in enumerate(
-        zip(lines, spelled, engine.transliterate(sources, config.beams), strict=True), start=1
-    ):
+    for line, spelling, (pieces, log_probability) in zip(lines, spelled, read, strict=True):
         ends = np.cumsum([0, *map(len, spelling)])
         own = ["".join(pieces[a:b]) for a, b in itertools.pairwise(ends)]
-        signs = tuple(s.model_copy(update={"reading": _bare(p)}) for s, p in zip(line, own, strict=True))
+        signs = tuple(s.model_copy(update={"reading": bare(p)}) for s, p in zip(line, own, strict=True))
         text = "".join(show(p, s, config) for s, p in zip(signs, own, strict=True))
         result.append(
             Line(
-                label=str(number),
+                label="",
                 signs=signs,
                 text=re.sub(r"\s+", " ", text).strip(),
                 confidence=float(np.clip(np.exp(log_probability), 0, 1)),
@@ -132,36 +145,41 @@ def show(piece: str, sign: Sign, config: ReadConfig) -> str:
     """Write one sign's piece of text with its doubt: ``x`` unread, ``?`` doubtful, ``[...]`` broken away."""
     if sign.damage == "broken":
         return f" {BROKEN} "
-    match = READING.search(piece)
-    if not match:
-        return piece
     if sign.confidence < config.unread_below:
-        shown = "x"
-    elif sign.confidence < config.doubtful_below:
-        shown = match[0] + "?"
-    else:
-        shown = match[0]
-    return piece[: match.start()] + shown + piece[match.end() :]
+        return READING.sub("x", piece) if READING.search(piece) else f"{piece}x"
+    if sign.confidence < config.doubtful_below:
+        return READING.sub(lambda reading: f"{reading[0]}?", piece)
+    return piece
 
 
-def _bare(piece: str) -> str:
-    match = READING.search(piece)
-    return match[0] if match else ""
+def _nearest(views: list[FaceView], boxes_N4: Floats) -> npt.NDArray[np.int64]:
+    """Return for each box (N,) the view whose border is nearest to its centre."""
+    frames = np.array([v.box for v in views])
+    centres = (boxes_N4[:, None, :2] + boxes_N4[:, None, 2:]) / 2
+    outside = np.maximum(frames[:, :2] - centres, 0) + np.maximum(centres - frames[:, 2:], 0)
+    return np.asarray(np.square(outside).sum(-1).argmin(1))
 
 
-def _sign(box: Floats, probabilities_K: Floats, classes_K: npt.NDArray[np.int64], engine: "Engine") -> Sign:
+def _sign(
+    box: Floats, score: float, probabilities_K: Floats, classes_K: npt.NDArray[np.int64], engine: "Engine"
+) -> Sign:
     named = [engine.inventory[int(c)] for c in classes_K]
     candidates = tuple(
         Candidate(glyph=s.glyph, name=s.name, probability=float(min(1.0, p)))
         for s, p in zip(named, probabilities_K, strict=True)
     )
-    return Sign(box=_as_box(box), candidates=candidates, confidence=candidates[0].probability, provenance="dubsar")
+    return Sign(
+        box=_as_box(box),
+        candidates=candidates,
+        confidence=candidates[0].probability,
+        found=float(score),
+        provenance="dubsar",
+    )
 
 
-def _with_breaks(row: list[int], boxes_N4: Floats, signs: list[Sign]) -> list[Sign]:
+def _with_breaks(row: list[int], boxes_N4: Floats, sign_width: float, signs: list[Sign]) -> list[Sign]:
     """Return a line's signs with a lost stretch where the clay between neighbours is too wide for a space."""
-    boxes = boxes_N4[row]
-    holes = set(gaps(boxes, float(np.median(boxes_N4[:, 2] - boxes_N4[:, 0]))))
+    holes = set(gaps(boxes_N4[row], sign_width))
     line: list[Sign] = []
     for position, index in enumerate(row):
         if position in holes and position:
