@@ -47,15 +47,14 @@ class ReadScores:
         def share(part: int, whole: int) -> float:
             return 100 * part / whole if whole else 0.0
 
+        # no reference at all: all that was written is wrong; no text at all: there is nothing to say
+        cer = share(self.edits, self.reference) if self.reference else 100.0 * self.edits
+        text = {"cer": cer} if self.texts else {}
         totals = [sum(s.values()) for s in self.seconds]
         steps = {k: float(np.sum([s.get(k, 0.0) for s in self.seconds])) for s in self.seconds[:1] for k in s}
         whole = sum(steps.values())
         return {
-            **(
-                {"cer": share(self.edits, self.reference) if self.reference else 100.0 * self.edits}
-                if self.texts
-                else {}
-            ),
+            **text,
             "tablets_with_text": self.texts,
             "line_precision": share(self.same_lines, self.found_lines),
             "line_recall": share(self.same_lines, self.true_lines),

@@ -88,6 +88,16 @@ def test_boxes_are_in_the_files_own_pixels(tmp_path: Path) -> None:
     assert next(tablet.signs()).box == (20, 250, 60, 290)
 
 
+def test_a_sign_outside_every_view_is_kept(photo: Path) -> None:
+    pixels = np.zeros((400, 900, 3), np.uint8)
+    pixels[50:350, 50:500] = 150
+    Image.fromarray(pixels).save(photo)
+    boxes = [*row(100, 80, 150), (860, 380, 872, 392)]
+    engine = KnownEngine(boxes=boxes, probabilities=[0.9] * 3, classes=[0] * 3)
+    tablet = read_photograph(photo, engine, CONFIG).tablet  # type: ignore[arg-type]
+    assert sorted(s.box for s in tablet.signs() if s.box) == sorted(boxes)
+
+
 def test_no_sign_is_an_empty_valid_reading(photo: Path, tmp_path: Path) -> None:
     reading = read_photograph(photo, KnownEngine([], [], []), CONFIG)  # type: ignore[arg-type]
     folder.write_results(reading, tmp_path / "out")
@@ -106,7 +116,10 @@ def test_no_sign_is_an_empty_valid_reading(photo: Path, tmp_path: Path) -> None:
         ("-uš", 0.4, "intact", "-uš?"),
         ("-uš", 0.1, "intact", "-x"),
         (" {d}", 0.4, "intact", " {d?}"),
-        ("", 0.1, "intact", ""),
+        ("-me-eš", 0.1, "intact", "-x-x"),
+        ("-me-eš", 0.4, "intact", "-me?-eš?"),
+        ("", 0.1, "intact", "x"),
+        ("", 0.9, "intact", ""),
         (" …", 0.0, "broken", " [...] "),
     ],
 )
@@ -133,6 +146,21 @@ def test_a_folder_goes_on_past_a_bad_file(
     assert "damaged" in shown.err
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["a.png", "c.png"]
     assert "s0-s1" in (tmp_path / "out" / "a.png" / "tablet.txt").read_text(encoding="utf-8")
+
+
+def test_results_are_not_read_as_photographs_and_names_are_no_markup(
+    photo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(folder, "load_engine", lambda _: KnownEngine(row(40, 60), [0.9], [0]))
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    (photos / "a.png").write_bytes(photo.read_bytes())
+    (photos / "[bold].png").write_bytes(b"no picture")
+    for _ in range(2):
+        assert len(folder.read_photographs(photos, photos / "out", CONFIG).done) == 1
+    assert "[bold].png" in capsys.readouterr().err
+    with pytest.raises(ImageError, match="cannot go where the photographs are"):
+        folder.read_photographs(photos, photos, CONFIG)
 
 
 def test_what_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
