@@ -1,5 +1,6 @@
 # Every target sets itself up on a fresh machine: Python 3.11 or newer and make are enough.
 VENV ?= .venv
+PYTHON ?= python3
 PHOTO ?= datasets/sample/tablet.jpg
 OUT ?= out
 export PYTHONSAFEPATH = 1
@@ -8,7 +9,7 @@ BIN = $(VENV)/bin
 .PHONY: read test check types train-small notebooks clean
 
 read: $(VENV)/.installed ## transliterate PHOTO and write its report to OUT
-	$(BIN)/dubsar read $(PHOTO) -o $(OUT)
+	$(BIN)/dubsar read "$(PHOTO)" -o "$(OUT)"
 
 test: $(VENV)/.installed-dev
 	$(BIN)/pytest
@@ -32,11 +33,13 @@ clean:
 	rm -rf out runs build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache
 
 $(VENV)/.installed: pyproject.toml
-	test -x $(BIN)/python || python3 -m venv $(VENV)
+	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed: make PYTHON=python3.11" * (sys.version_info < (3, 11)))'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q -e .
 	touch $@
 
 $(VENV)/.installed-dev: pyproject.toml
-	test -x $(BIN)/python || python3 -m venv $(VENV)
+	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed: make PYTHON=python3.11" * (sys.version_info < (3, 11)))'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q -e '.[dev]'
 	touch $@ $(VENV)/.installed

@@ -158,7 +158,7 @@ def _apply(source: _Source, override: str) -> None:
     key, separator, value = override.partition("=")
     keys = key.split(".")
     if not separator or not all(keys):
-        source.faults.append(f"command line: {override!r} is not an override; expected block.key=value")
+        source.faults.append(f"command line: {override!r} is not a setting; expected key=value, such as optim.lr=3e-4")
         return
     loader = _Loader(value)
     try:

@@ -21,6 +21,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
 FORMAT = "dubsar-weights-1"
+_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 _FOREIGN = {".pt", ".pth", ".ckpt", ".bin", ".pkl", ".pickle", ".npz", ".onnx"}
 
 
@@ -83,7 +84,7 @@ def save_model(
         "format": FORMAT,
         **card,
         "sha256": hashlib.sha256(data).hexdigest(),
-        "parameters": sum(t.numel() for t in tensors.values()),
+        "parameters": _count_parameters(state),
         "versions": {
             name: _version(name) for name in ("dubsar", "torch", "lightning", "timm", "transformers", "ultralytics")
         },
@@ -99,7 +100,7 @@ def load_model(path: Path, stage: str) -> ModelFile:
     """Read what `save_model` wrote, as float32.
 
     Args:
-        path: with or without suffix.
+        path: with or without suffix, or a run folder.
         stage: the stage that the weights must be of.
 
     Raises:
@@ -110,6 +111,8 @@ def load_model(path: Path, stage: str) -> ModelFile:
         raise CheckpointError(
             f"{path}: weights are read from .safetensors only (a pickle can run code); export them first"
         )
+    if path.is_dir():  # a run folder
+        path = path / stage
     weights, card_path, next_path = _files(path)
     if not weights.exists():
         raise FileNotFoundError(f"{weights}: no such weights; `dubsar train {stage}` makes them")
@@ -128,6 +131,12 @@ def load_model(path: Path, stage: str) -> ModelFile:
         raise CheckpointError(f"{weights}: weights of stage {card.get('stage')!r}, expected {stage!r}")
     state = {k: t.float() if t.is_floating_point() else t for k, t in load_tensors(data).items()}
     return ModelFile(state, card)
+
+
+def _count_parameters(state: dict[str, torch.Tensor]) -> int:
+    """Count trained numbers: tied tensors once, batch-norm statistics not at all."""
+    trained = {t.data_ptr(): t.numel() for name, t in state.items() if not name.endswith(_STATISTICS)}
+    return sum(trained.values())
 
 
 def _files(path: Path) -> tuple[Path, Path, Path]:

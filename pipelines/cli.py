@@ -74,6 +74,8 @@ def read(
         dubsar read photographs/ -o out/ --language hit
 
         dubsar read tablet.jpg -o out/ detect_threshold=0.4 beams=4
+
+        dubsar read tablet.jpg classifier=runs/classify/mine
     """
     from dubsar.pipelines.reading.folder import read_photographs
 
@@ -132,6 +134,12 @@ def evaluate(
     """
     from dubsar.pipelines.evaluation import evaluate_read, evaluate_stage
 
+    if weights is not None and what is Evaluated.read:
+        raise ValueError("--weights: reading uses three networks; give them as detector=, classifier=, transliterator=")
+    if overrides and what is not Evaluated.read:
+        raise ValueError(
+            f"{overrides[0]!r}: weights are scored as they were trained; only `evaluate read` takes settings"
+        )
     if what is Evaluated.read:
         evaluate_read(_read_config(None, overrides or []), split.value, limit=limit, out=out)
     else:

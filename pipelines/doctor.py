@@ -59,7 +59,10 @@ def examine() -> None:
 
 def _bf16() -> str:
     capability = torch.backends.cpu.get_cpu_capability()
-    native = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    try:
+        native = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    except (AttributeError, RuntimeError):  # torch builds without oneDNN, as on Apple silicon
+        native = False
     return f"{capability}, " + ("native bf16 kernels" if native else "no native bf16: slower than fp32")
 
 

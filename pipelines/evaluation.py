@@ -12,6 +12,7 @@ from rich.progress import track
 from rich.table import Table
 
 from dubsar.configs.schema import ReadConfig
+from dubsar.datasets.alignment import ReadingTable
 from dubsar.datasets.formats.catf import read_catf
 from dubsar.datasets.formats.tablet_signs import Photograph, read_tablet_signs
 from dubsar.datasets.images import ImageError, load_image
@@ -19,7 +20,7 @@ from dubsar.datasets.lines import read_line_pairs
 from dubsar.datasets.sources import data_root
 from dubsar.models.checkpoint import shipped
 from dubsar.pipelines.callbacks import write_json
-from dubsar.pipelines.metrics import Found, average_precision
+from dubsar.pipelines.metrics import Found, average_precision, score_text
 from dubsar.pipelines.networks import inventory_of, load_byt5, load_classifier, load_detector
 from dubsar.pipelines.reading.evaluate import ReadScores, add_signs, add_text
 from dubsar.pipelines.training import commit, hardware
@@ -72,6 +73,10 @@ def _transliterate(path: Path, split: str, limit: int) -> Scores:
         scores[source] = score_lines(
             network, lines[: limit or None], compact=compact, beams=config.model.beams
         ).to_dict()
+        table = ReadingTable.count((p.signs, p.translit) for p in read_line_pairs(data_root(), source, "train"))
+        scores[f"{source}, commonest readings"] = score_text(
+            ["-".join(map(table.commonest, p.signs)) for p in lines], [p.translit for p in lines]
+        ).to_dict()
         alone = [p for p in lines if p.text_id == "KBo 32.14"]
         if alone:
             scores["hittite, KBo 32.14"] = score_lines(
@@ -118,13 +123,13 @@ def _all_found(photograph: Photograph, engine: Any, true: Any) -> tuple[Found, F
 
     With class the score is that of the detection times the probability of the best class.
     """
-    rgb = load_image(photograph.path).rgb_HW3
-    found = engine.find(rgb, 0.0)
-    probabilities, classes = engine.classify(rgb, found.boxes_N4, 1)
+    image = load_image(photograph.path)
+    found = engine.find(image.rgb_HW3, 0.0)
+    probabilities, classes = engine.classify(image.rgb_HW3, found.boxes_N4, 1)
     ids = engine.inventory.id_of_glyph
     # a sign that the inventory lacks can be found, but never named right
     true_classes = np.array([ids.get(b.glyph, len(ids)) for b in photograph.boxes], dtype=np.int64)
-    agnostic = Found(found.boxes_N4, found.scores_N, classes[:, 0] * 0, true, true_classes * 0)
+    agnostic = Found(image.to_file_pixels(found.boxes_N4), found.scores_N, classes[:, 0] * 0, true, true_classes * 0)
     return agnostic, replace(
         agnostic, scores_N=found.scores_N * probabilities[:, 0], classes_N=classes[:, 0], true_classes_M=true_classes
     )

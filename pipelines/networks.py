@@ -3,12 +3,14 @@
 from pathlib import Path
 from typing import Any
 
+from transformers import T5Config
+
 from dubsar.configs.schema import ClassifyConfig, DetectConfig, TransliterateConfig
 from dubsar.datasets.inventory import Inventory
 from dubsar.models.backbones import SignClassifier
 from dubsar.models.checkpoint import ModelFile, load_model
 from dubsar.models.detector import Detector
-from dubsar.models.transliterator import Size, build_transliterator, load_pretrained
+from dubsar.models.transliterator import SignAlignedT5, Size, build_transliterator, load_pretrained
 
 
 def build_detector(config: DetectConfig, inventory_size: int) -> Detector:
@@ -64,7 +66,9 @@ def load_byt5(path: Path) -> tuple[Any, TransliterateConfig, ModelFile]:
     """Load a trained transliterator in evaluation mode, with the config that it was trained by and its file."""
     file = load_model(path, "transliterate")
     config = TransliterateConfig.model_validate(file.card["config"], strict=False)
-    network = build_byt5(config)
+    # a fine-tuned ByT5 is built from its own description: the weights it began with need not be at hand
+    described = file.card.get("architecture")
+    network = SignAlignedT5(T5Config(**described)) if described else build_byt5(config)
     network.load_state_dict(file.state)
     return network.eval(), config, file
 

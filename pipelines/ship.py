@@ -1,5 +1,6 @@
 """Turn a run's weights into those that ship: rounded to float16, scored on dev before and after, with a full card."""
 
+import itertools
 import json
 from pathlib import Path
 
@@ -19,7 +20,7 @@ def ship(stage: str, run: Path) -> None:
         FileNotFoundError: the run has no weights.
         CheckpointError: they are damaged, or of another stage.
     """
-    file = load_model(run / stage, stage)
+    file = load_model(run, stage)
     card = dict(file.card) | {"training_seconds": training_seconds(run)}
     for made_anew in ("format", "sha256", "parameters", "versions"):
         card.pop(made_anew, None)
@@ -52,4 +53,6 @@ def fit_temperature(weights: Path) -> float:
 def training_seconds(run: Path) -> float:
     """Return how long the run's training took, as its log says."""
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    return max((float(r["seconds"]) for r in rows if "seconds" in r), default=0.0)
+    clock = [float(r["seconds"]) for r in rows if "seconds" in r]
+    # a resumed run starts its clock again: the last reading before each restart counts
+    return sum(now for now, later in itertools.pairwise([*clock, -1.0]) if later < now)

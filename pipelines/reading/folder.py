@@ -63,7 +63,7 @@ def read_photographs(source: Path, out: Path | None, config: ReadConfig) -> Outc
                 _print(reading, titled=len(paths) > 1)
             progress.advance(task)
     if outcome.failed:
-        _print_failures(outcome, console)
+        _print_failures(outcome, source, console)
     if out is not None and outcome.done:
         print(f"written to {out}")
     return outcome
@@ -93,10 +93,10 @@ def _print(reading: Reading, *, titled: bool) -> None:
     Console(stderr=True, soft_wrap=True).print(f"{signs} signs in {total:.1f} s ({shares})", style="dim")
 
 
-def _print_failures(outcome: Outcome, console: Console) -> None:
+def _print_failures(outcome: Outcome, source: Path, console: Console) -> None:
     table = Table(
         "photograph", "why", title=f"{len(outcome.failed)} of {len(outcome.failed) + len(outcome.done)} were not read"
     )
     for path, why in outcome.failed:
-        table.add_row(escape(str(path)), escape(why.removeprefix(f"{path}: ")))
+        table.add_row(escape(str(path.relative_to(source))), escape(why.removeprefix(f"{path}: ")))
     console.print(table)

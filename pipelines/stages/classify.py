@@ -153,7 +153,9 @@ def read_crops(root: Path, split: str, size: CropSize, inventory: Inventory, lim
             break
         boxes = [b for b in photograph.boxes if b.glyph in inventory.id_of_glyph]
         if boxes:
-            pixels.append(cut_crops(load_image(photograph.path).rgb_HW3, [b.box_xyxy for b in boxes], size))
+            image = load_image(photograph.path)
+            in_picture = image.from_file_pixels(np.array([b.box_xyxy for b in boxes]))
+            pixels.append(cut_crops(image.rgb_HW3, in_picture, size))
             classes.append([inventory.id_of_glyph[b.glyph] for b in boxes])
     if not pixels:
         return Crops(np.zeros((0, size.side_px, size.side_px, 3), np.uint8), np.zeros(0, np.int64))

@@ -123,10 +123,9 @@ def prepare(config: DetectConfig, root: Path) -> tuple[list[Picture], list[Pictu
     for photograph in read_tablet_signs(root, split="train")[: data.limit or None]:
         if photograph.boxes:
             classes = [inventory.id_of_glyph[b.glyph] if named else 0 for b in photograph.boxes]
-            boxes = [b.box_xyxy for b in photograph.boxes]
-            real.append(
-                make_picture(load_image(photograph.path).rgb_HW3, boxes, classes, data.sign_px, exhaustive=False)
-            )
+            image = load_image(photograph.path)
+            boxes = image.from_file_pixels(np.array([b.box_xyxy for b in photograph.boxes]))
+            real.append(make_picture(image.rgb_HW3, boxes, classes, data.sign_px, exhaustive=False))
     rendered = [
         _render(seed, root, inventory if named else None, data.sign_px) for seed in range(data.synthetic_tablets)
     ]
@@ -140,7 +139,9 @@ def _render(seed: int, root: Path, inventory: Inventory | None, sign_px: float) 
 
     rendered = render_tablet(seed, fonts=available_fonts(root / "sign-list" / "assyrian_font.tsv"))
     signs = [s for s in rendered.tablet.signs() if s.box is not None and s.damage in {"intact", "damaged"}]
-    classes = [inventory.id_of_glyph.get(s.glyph, 0) if inventory else 0 for s in signs]
+    if inventory:  # a sign that has no class is not taught as another; its clay counts as background
+        signs = [s for s in signs if s.glyph in inventory.id_of_glyph]
+    classes = [inventory.id_of_glyph[s.glyph] if inventory else 0 for s in signs]
     return make_picture(rendered.rgb_HW3, [s.box for s in signs if s.box], classes, sign_px, exhaustive=True)
 
 
@@ -157,9 +158,11 @@ def score_photographs(network: Detector, photographs: list[Photograph], config: 
     ids = Inventory.from_classes_tsv(data_root() / "tablet-signs" / "classes.tsv").id_of_glyph if named else {}
     with_class, off = [], []
     for photograph in photographs:
-        result = find_signs(network, load_image(photograph.path).rgb_HW3, settings)
-        truth = np.array([b.box_xyxy for b in photograph.boxes], dtype=np.float64).reshape(-1, 4)
-        classes = np.array([ids.get(b.glyph, 0) for b in photograph.boxes], dtype=np.int64)
+        image = load_image(photograph.path)
+        result = find_signs(network, image.rgb_HW3, settings)
+        truth = image.from_file_pixels(np.array([b.box_xyxy for b in photograph.boxes]))
+        # a sign that the inventory lacks can be found, but never named right
+        classes = np.array([ids.get(b.glyph, len(ids)) for b in photograph.boxes], dtype=np.int64)
         with_class.append(Found(result.boxes_N4, result.scores_N, result.classes_N, truth, classes))
         if len(truth):
             off.append(abs(result.sign_px / sign_size(truth) - 1))

@@ -227,7 +227,7 @@ def prepare(data: TransliterateData, root: Path) -> tuple[list[Example], dict[st
         )
         examples += kept * (data.hittite_repeat if source == "hittite" else 1)
         dev_lines = [p for p in read_line_pairs(root, source, "dev") if p.language != "xhu"]
-        step = max(1, len(dev_lines) // data.val_lines) if data.val_lines else 1
+        step = max(1, -(-len(dev_lines) // data.val_lines)) if data.val_lines else 1
         dev[source] = dev_lines[::step]
     return examples, dev
 
@@ -288,6 +288,7 @@ def run(config: TransliterateConfig, folder: RunFolder, *, resume: bool = False)
     card = {
         "stage": "transliterate",
         "config": config.model_dump(mode="json"),
+        "architecture": system.network.config.to_dict(),
         "text_form": CANONICAL_FORM,
         "metrics": {"dev": scores},
         "commit": commit(),

@@ -172,14 +172,14 @@ def test_overrides_are_read_as_yaml_and_win(put) -> None:
 def test_bad_overrides_are_all_named(put) -> None:
     path = put("name: a\n")
     found = faults(path, "data.lr", "=3", "data.l=1", "name=[", "share=7", "name.deep=1", "data..lr=1")
-    assert "command line: 'data.lr' is not an override; expected block.key=value" in found
-    assert "command line: '=3' is not an override; expected block.key=value" in found
+    assert "command line: 'data.lr' is not a setting; expected key=value, such as optim.lr=3e-4" in found
+    assert "command line: '=3' is not a setting; expected key=value, such as optim.lr=3e-4" in found
     assert "command line: unknown key 'data.l' (did you mean 'lr'?)" in found
     assert "command line: 'name=[' has a value that is not YAML" in found
     assert any(f.startswith("command line: 'share' is 7") for f in found)
     assert any(f.startswith("command line: 'name' is {'deep': 1}") for f in found)
     assert faults(path, "data={lr: 1.0, lr: 2.0}")[0].startswith("command line: key 'lr' stands twice")
-    assert "command line: 'data..lr=1' is not an override; expected block.key=value" in found
+    assert "command line: 'data..lr=1' is not a setting; expected key=value, such as optim.lr=3e-4" in found
 
 
 def test_dump_is_read_back_to_an_equal_config(put) -> None:
