@@ -105,7 +105,7 @@ def _neighbours(x: Floats, y: Floats) -> tuple[Ints, Ints]:
     dx, dy = x[None] - x[:, None], y[None] - y[:, None]
     possible = (dx > 0.3) & (np.abs(dy) < 0.6 * dx + 0.3) & (dx < 14)
     cost = np.where(possible, dx, np.inf)
-    if len(x) > _PAIRS_PER_SIGN:  # keep the nearest ones: memory stays linear on large tablets
+    if len(x) > _PAIRS_PER_SIGN:  # keep the nearest ones: the fit stays linear in signs on large tablets
         limit = np.partition(cost, _PAIRS_PER_SIGN, axis=1)[:, _PAIRS_PER_SIGN]
         possible &= cost <= limit[:, None]
     first, second = np.nonzero(possible)
