@@ -99,7 +99,7 @@ class Size:
 
 
 class SignAlignedT5(T5ForConditionalGeneration):  # type: ignore[misc]
-    """A T5 whose decoder, at each sentinel, sees the mean of the encoder's states over the sign with the same sentinel.
+    """A T5 whose decoder sees, at every position of a piece, the mean of the encoder's states over the sign it reads.
 
     Adds no parameter, so a ByT5 checkpoint loads as it is; cross-attention goes on as before.
     """
@@ -111,21 +111,34 @@ class SignAlignedT5(T5ForConditionalGeneration):  # type: ignore[misc]
         decoder_input_ids: torch.Tensor | None = None,
         encoder_outputs: Any = None,
         source_ids: torch.Tensor | None = None,
+        decoder_segments: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Run encoder and decoder; ``source_ids`` (B, L) stand in for ``input_ids`` when the encoder has run."""
+        """Run encoder and decoder.
+
+        ``source_ids`` (B, L) stand in for ``input_ids`` when the encoder has run already, and ``decoder_segments`` (B, T)
+        say which sentinel each decoder id stands under when those before it are in the cache only.
+        """
         source_ids = input_ids if source_ids is None else source_ids
         assert source_ids is not None
         assert decoder_input_ids is not None
+        if decoder_segments is None:
+            decoder_segments = _segments(decoder_input_ids)
         if encoder_outputs is None:
             encoder_outputs = self.encoder(input_ids=input_ids, attention_mask=attention_mask)
-        states_BLD = encoder_outputs[0]
-        same_BTL = decoder_input_ids[:, :, None] == _segments(source_ids)[:, None, :]
+        states_BLD, of_source = encoder_outputs[0], _segments(source_ids)
+        same_BTL = (decoder_segments[:, :, None] == of_source[:, None, :]) & (of_source >= 0)[:, None, :]
         share_BTL = same_BTL / same_BTL.sum(-1, keepdim=True).clamp(min=1)
         embeds_BTD = self.shared(decoder_input_ids) + share_BTL.to(states_BLD.dtype) @ states_BLD
         return super().forward(
             attention_mask=attention_mask, encoder_outputs=encoder_outputs, decoder_inputs_embeds=embeds_BTD, **kwargs
         )
+
+    def prepare_inputs_for_generation(self, input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Add to Transformers' inputs which sentinel the newest ids stand under."""
+        inputs: dict[str, Any] = super().prepare_inputs_for_generation(input_ids, *args, **kwargs)
+        newest = inputs["decoder_input_ids"].shape[1]
+        return {**inputs, "decoder_segments": _segments(input_ids)[:, -newest:]}
 
 
 def _segments(source_BL: torch.Tensor) -> torch.Tensor:
