@@ -116,8 +116,8 @@ class SignAlignedT5(T5ForConditionalGeneration):  # type: ignore[misc]
     ) -> Any:
         """Run encoder and decoder.
 
-        ``source_ids`` (B, L) stand in for ``input_ids`` when the encoder has run already, and ``decoder_segments`` (B, T)
-        say which sentinel each decoder id stands under when those before it are in the cache only.
+        ``source_ids`` (B, L) stand in for ``input_ids`` when the encoder has run already, and ``decoder_segments`` (B,
+        T) say which sentinel each decoder id stands under when those before it are in the cache only.
         """
         source_ids = input_ids if source_ids is None else source_ids
         assert source_ids is not None

@@ -20,7 +20,7 @@ from dubsar.datasets.lines import read_line_pairs
 from dubsar.datasets.sources import data_root
 from dubsar.models.checkpoint import shipped
 from dubsar.pipelines.callbacks import write_json
-from dubsar.pipelines.metrics import Found, average_precision, score_text
+from dubsar.pipelines.metrics import Found, average_precision, score_classes, score_text
 from dubsar.pipelines.networks import inventory_of, load_byt5, load_classifier, load_detector
 from dubsar.pipelines.reading.evaluate import ReadScores, add_signs, add_text
 from dubsar.pipelines.training import commit, hardware
@@ -37,14 +37,25 @@ def evaluate_stage(stage: str, weights: Path | None, split: str, *, limit: int =
 
 
 def _classify(path: Path, split: str, limit: int) -> Scores:
-    """Score crops cut from true boxes."""
+    """Score true boxes: one crop each; as reading does it (three margins); and that over the classes seen in training."""
     from dubsar.datasets.crops import CropSize
-    from dubsar.pipelines.stages.classify import read_crops, score_crops
+    from dubsar.pipelines.reading.engine import classify_crops, margins, mean_probabilities
+    from dubsar.pipelines.stages.classify import read_crops
 
     network, config, file = load_classifier(path)
     size = CropSize(config.data.crop_px, config.data.context)
-    crops = read_crops(data_root(), split, size, inventory_of(file, path), limit)
-    return {"true boxes": score_crops(network, crops).to_dict()}
+    inventory = inventory_of(file, path)
+    crops = [read_crops(data_root(), split, s, inventory, limit) for s in margins(size)]
+    truth = crops[0].classes_N
+    views = [classify_crops(network, c.pixels_NSS3) for c in crops]
+    three = mean_probabilities(views, float(file.card.get("temperature", 1.0))).numpy()
+    taught = {b.glyph for p in read_tablet_signs(data_root(), split="train") for b in p.boxes}
+    seen = np.isin(truth, [inventory.id_of_glyph[g] for g in taught])
+    return {
+        "one crop": score_classes(views[0].numpy(), truth).to_dict(),
+        "three margins": score_classes(three, truth).to_dict(),
+        f"three margins, {len(taught)} classes": score_classes(three[seen], truth[seen]).to_dict(),
+    }
 
 
 def _detect(path: Path, split: str, limit: int) -> Scores:

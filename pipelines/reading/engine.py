@@ -53,8 +53,8 @@ def find_signs(
 ) -> Detections:
     """Find all signs on a photograph of any scale.
 
-    The scale is not known beforehand. The usual sign size and two larger ones are tried (the larger, the cheaper), and a
-    smaller one where all look wrong; from the best of them the size is corrected by what is found until it agrees.
+    The scale is not known beforehand. The usual sign size and two larger ones are tried (the larger, the cheaper), and
+    a smaller one where all look wrong; from the best of them the size is corrected by what is found until it agrees.
 
     Args:
         detector: in evaluation mode.
@@ -142,6 +142,16 @@ def classify_crops(network: SignClassifier, pixels_NSS3: npt.NDArray[np.uint8], 
     return torch.cat(rows) if rows else torch.zeros(0, 0)
 
 
+def margins(size: CropSize) -> tuple[CropSize, ...]:
+    """Return three crop sizes, a little tighter and wider: a detector's boxes are never quite those of training."""
+    return tuple(replace(size, context=max(0.0, size.context + step)) for step in (0.0, -0.05, 0.05))
+
+
+def mean_probabilities(logits: Sequence[torch.Tensor], temperature: float) -> torch.Tensor:
+    """Average the probabilities (N, classes) of several views of the same signs."""
+    return torch.stack([(view / temperature).softmax(1) for view in logits]).mean(0)
+
+
 @dataclass(frozen=True)
 class Engine:
     """The three networks, loaded, and what they are: all that reading a photograph needs of torch."""
@@ -203,8 +213,9 @@ class Engine:
         """Name the signs in boxes (N, 4): probabilities (N, K) and class ids (N, K), best first."""
         if not len(boxes_N4):
             return np.zeros((0, top_k)), np.zeros((0, top_k), np.int64)
-        logits = classify_crops(self.classifier, cut_crops(rgb_HW3, boxes_N4, self.crops))
-        best = (logits / self.temperature).softmax(1).topk(min(top_k, logits.shape[1]))
+        views = [classify_crops(self.classifier, cut_crops(rgb_HW3, boxes_N4, size)) for size in margins(self.crops)]
+        probabilities = mean_probabilities(views, self.temperature)
+        best = probabilities.topk(min(top_k, probabilities.shape[1]))
         return best.values.double().numpy(), best.indices.numpy()
 
     def transliterate(self, lines: Sequence[tuple[Sequence[str], str]], beams: int) -> list[tuple[list[str], float]]:
