@@ -37,7 +37,7 @@ def evaluate_stage(stage: str, weights: Path | None, split: str, *, limit: int =
 
 
 def _classify(path: Path, split: str, limit: int) -> Scores:
-    """Score true boxes: one crop each; as reading does it (three margins); and that over the classes seen in training."""
+    """Score true boxes: one crop each; as reading does it (three margins); the same over the classes of training."""
     from dubsar.datasets.crops import CropSize
     from dubsar.pipelines.reading.engine import classify_crops, margins, mean_probabilities
     from dubsar.pipelines.stages.classify import read_crops
