@@ -108,6 +108,7 @@ class TransliterateModel(Block):
     dropout: Fraction = 0.1
     sign_encoding: Literal["utf8", "compact"] = "compact"
     beams: Count = 1
+    readings_weight: Annotated[float, Field(ge=0)] = 1.0  # of the table of readings in decoding; 0: the network alone
 
 
 class TransliterateConfig(Block):

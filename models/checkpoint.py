@@ -135,7 +135,8 @@ def load_model(path: Path, stage: str) -> ModelFile:
 
 def _count_parameters(state: dict[str, torch.Tensor]) -> int:
     """Count trained numbers: tied tensors once, batch-norm statistics not at all."""
-    trained = {t.data_ptr(): t.numel() for name, t in state.items() if not name.endswith(_STATISTICS)}
+    numbers = {name: t for name, t in state.items() if t.is_floating_point() and not name.endswith(_STATISTICS)}
+    trained = {t.data_ptr(): t.numel() for t in numbers.values()}
     return sum(trained.values())
 
 

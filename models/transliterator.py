@@ -26,6 +26,8 @@ from typing import Any
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList, T5Config, T5ForConditionalGeneration
 
+from dubsar.models.readings import ReadingCounts, Trie
+
 PAD, END, BYTE_OFFSET, FIRST_SENTINEL, SENTINELS, VOCABULARY = 0, 1, 3, 259, 125, 384
 IGNORED = -100
 BOUNDARY = FIRST_SENTINEL  # what is learned in place of the next sentinel or the end
@@ -102,7 +104,14 @@ class SignAlignedT5(T5ForConditionalGeneration):  # type: ignore[misc]
     """A T5 whose decoder sees, at every position of a piece, the mean of the encoder's states over the sign it reads.
 
     Adds no parameter, so a ByT5 checkpoint loads as it is; cross-attention goes on as before.
+
+    Attributes:
+        readings: counts that decoding leans on (`KnownReadings`); None: the network alone.
+        readings_weight: how much, against the network's own log probabilities; 0: not at all.
     """
+
+    readings: ReadingCounts | None = None
+    readings_weight: float = 1.0
 
     def forward(
         self,
@@ -222,6 +231,35 @@ class SentinelOrder(LogitsProcessor):  # type: ignore[misc]
         return scores.masked_fill(~allowed, float("-inf"))
 
 
+class KnownReadings(LogitsProcessor):  # type: ignore[misc]
+    """Add what the table of readings says of the next byte; a sign that the table knows gets no other piece.
+
+    Args:
+        tries: for each line the trie of each of its signs, None where the table does not know it.
+        beams: rows per line.
+        weight: of the table's log probabilities beside the network's.
+    """
+
+    def __init__(self, tries: Sequence[Sequence[Trie | None]], beams: int, weight: float) -> None:
+        self.tries, self.beams, self.weight = tries, beams, weight
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Return log probabilities (rows, 384), fused, given the ids so far ``input_ids`` (rows, steps)."""
+        fused = scores.log_softmax(1)
+        for row, ids in enumerate(input_ids.tolist()):
+            begun = [i for i, token in enumerate(ids) if token >= FIRST_SENTINEL]
+            line = self.tries[row // self.beams]
+            trie = line[len(begun) - 1] if 0 < len(begun) <= len(line) else None
+            following = trie.get(tuple(ids[begun[-1] + 1 :])) if trie else None
+            if following:
+                known = torch.tensor(list(following), device=scores.device)
+                shares = torch.tensor(list(following.values()), device=scores.device)
+                allowed = fused[row, known] + self.weight * shares
+                fused[row] = float("-inf")
+                fused[row, known] = allowed
+        return fused
+
+
 @torch.inference_mode()
 def transliterate(
     model: SignAlignedT5,
@@ -250,7 +288,11 @@ def transliterate(
         sources = [encode_signs(*lines[i], compact=compact) for i in rows]
         source_BL, mask_BL = pad(sources, PAD), pad([[1] * len(s) for s in sources], 0)
         counts = [len(lines[i][0]) for i in rows]
-        output = _generate(model, source_BL, mask_BL, counts, beams)
+        order_of_signs: list[LogitsProcessor] = [SentinelOrder(counts, beams)]
+        if model.readings is not None and model.readings_weight:
+            tries = [model.readings.tries(*lines[i], offset=BYTE_OFFSET, boundary=BOUNDARY) for i in rows]
+            order_of_signs.insert(0, KnownReadings(tries, beams, model.readings_weight))
+        output = _generate(model, source_BL, mask_BL, order_of_signs, counts=counts, beams=beams)
         for row, i in enumerate(rows):
             pieces = decode_pieces(output["ids"][row])
             results[i] = (pieces + [""] * (counts[row] - len(pieces)), output["scores"][row])
@@ -264,14 +306,20 @@ def pad(rows: Sequence[Sequence[int]], value: int) -> torch.Tensor:
 
 
 def _generate(
-    model: SignAlignedT5, source_BL: torch.Tensor, mask_BL: torch.Tensor, counts: list[int], beams: int
+    model: SignAlignedT5,
+    source_BL: torch.Tensor,
+    mask_BL: torch.Tensor,
+    processors: list[LogitsProcessor],
+    *,
+    counts: list[int],
+    beams: int,
 ) -> dict[str, list[Any]]:
     device = model.device
     output = model.generate(
         input_ids=source_BL.to(device),
         source_ids=source_BL.to(device),
         attention_mask=mask_BL.to(device),
-        logits_processor=LogitsProcessorList([SentinelOrder(counts, beams)]),
+        logits_processor=LogitsProcessorList(processors),
         num_beams=beams,
         do_sample=False,
         # room for the longest piece of every sign: with less, a line's text would depend on its neighbours in the batch

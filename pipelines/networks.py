@@ -10,7 +10,10 @@ from dubsar.datasets.inventory import Inventory
 from dubsar.models.backbones import SignClassifier
 from dubsar.models.checkpoint import ModelFile, load_model
 from dubsar.models.detector import Detector
+from dubsar.models.readings import ReadingCounts
 from dubsar.models.transliterator import SignAlignedT5, Size, build_transliterator, load_pretrained
+
+READINGS = "readings"  # name of the table of readings among a transliterator's tensors
 
 
 def build_detector(config: DetectConfig, inventory_size: int) -> Detector:
@@ -69,7 +72,11 @@ def load_byt5(path: Path) -> tuple[Any, TransliterateConfig, ModelFile]:
     # a fine-tuned ByT5 is built from its own description: the weights it began with need not be at hand
     described = file.card.get("architecture")
     network = SignAlignedT5(T5Config(**described)) if described else build_byt5(config)
-    network.load_state_dict(file.state)
+    state = dict(file.state)
+    if READINGS in state:
+        network.readings = ReadingCounts.from_tensor(state.pop(READINGS))
+        network.readings_weight = config.model.readings_weight
+    network.load_state_dict(state)
     return network.eval(), config, file
 
 

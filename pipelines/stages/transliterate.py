@@ -25,6 +25,7 @@ from dubsar.datasets.lines import LinePair, read_line_pairs
 from dubsar.datasets.sources import data_root
 from dubsar.datasets.text import CANONICAL_FORM
 from dubsar.models.checkpoint import save_model
+from dubsar.models.readings import ReadingCounts
 from dubsar.models.transliterator import (
     IGNORED,
     PAD,
@@ -38,7 +39,7 @@ from dubsar.models.transliterator import (
 )
 from dubsar.pipelines.levers.resolve import Resolved, resolve_config
 from dubsar.pipelines.metrics import TextScores, score_text
-from dubsar.pipelines.networks import build_byt5
+from dubsar.pipelines.networks import READINGS, build_byt5
 from dubsar.pipelines.optim import build_optimizer, clip_gradients
 from dubsar.pipelines.stream import Stream
 from dubsar.pipelines.training import RunFolder, build_trainer, commit, fit, hardware
@@ -254,6 +255,8 @@ def build(config: TransliterateConfig, levers: Resolved) -> tuple[TransliterateS
         raise ValueError(
             f"data: no training line is left of {', '.join(data.sources)}; raise data.max_signs or data.limit"
         )
+    network.readings = count_readings(examples)
+    network.readings_weight = model.readings_weight
     stream = LineStream(
         examples,
         data,
@@ -262,6 +265,11 @@ def build(config: TransliterateConfig, levers: Resolved) -> tuple[TransliterateS
         seed=config.trainer.seed,
     )
     return TransliterateSystem(network, dev, config, levers), stream
+
+
+def count_readings(examples: list[Example]) -> ReadingCounts:
+    """Count how each sign is read, each line once however often it is repeated in training."""
+    return ReadingCounts.of((e.signs, e.pieces, e.language) for e in dict.fromkeys(examples))
 
 
 def apply_levers(network: Any, levers: Resolved) -> None:
@@ -295,5 +303,6 @@ def run(config: TransliterateConfig, folder: RunFolder, *, resume: bool = False)
         "hardware": hardware(),
         "licence": LICENCE,
     }
-    save_model(folder.path / "transliterate", system.network.state_dict(), card)
+    state = system.network.state_dict() | {READINGS: count_readings(stream.examples).pruned().to_tensor()}
+    save_model(folder.path / "transliterate", state, card)
     return {f"{source}/{k}": v for source, s in scores.items() for k, v in s.items()}
