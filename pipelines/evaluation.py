@@ -22,6 +22,7 @@ from dubsar.models.checkpoint import shipped
 from dubsar.pipelines.callbacks import write_json
 from dubsar.pipelines.metrics import Found, average_precision, score_classes, score_text
 from dubsar.pipelines.networks import inventory_of, load_byt5, load_classifier, load_detector
+from dubsar.pipelines.reading.engine import LEAST_SCORE
 from dubsar.pipelines.reading.evaluate import ReadScores, add_signs, add_text
 from dubsar.pipelines.training import commit, hardware
 
@@ -135,7 +136,7 @@ def _all_found(photograph: Photograph, engine: Any, true: Any) -> tuple[Found, F
     With class the score is that of the detection times the probability of the best class.
     """
     image = load_image(photograph.path)
-    found = engine.find(image.rgb_HW3, 0.0)
+    found = engine.find(image.rgb_HW3, LEAST_SCORE)
     probabilities, classes = engine.classify(image.rgb_HW3, found.boxes_N4, 1)
     ids = engine.inventory.id_of_glyph
     # a sign that the inventory lacks can be found, but never named right
