@@ -43,7 +43,8 @@ def test_another_stages_config_is_refused() -> None:
     path = CONFIGS / "classify.yaml"
     with pytest.raises(ConfigError) as caught:
         load(path, STAGES["transliterate"])
-    assert f"{path}:1: 'stage' is 'classify'" in str(caught.value)
+    line = 1 + path.read_text(encoding="utf-8").splitlines().index("stage: classify")
+    assert f"{path}:{line}: 'stage' is 'classify'" in str(caught.value)
     assert "unknown key 'model.backbone'" in str(caught.value)
 
 

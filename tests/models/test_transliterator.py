@@ -151,7 +151,7 @@ def test_the_decoder_sees_the_sign_that_it_reads(model: SignAlignedT5) -> None:
     decoder = torch.tensor([[PAD, 259, 70, 260, 71, 261]])
     one, two = (model(input_ids=s, decoder_input_ids=decoder).logits[0] for s in (source, other))
     change = (one - two).abs().max(-1).values
-    assert float(change[5]) > 3 * float(change[3])  # the third sentinel stands for the sign that differs
+    assert float(change[5]) > 2 * float(change[3])  # the third sentinel stands for the sign that differs
     unaligned = T5ForConditionalGeneration(model.config).eval()
     unaligned.load_state_dict(model.state_dict())
     plain = unaligned(input_ids=source, decoder_input_ids=decoder[:, :1]).logits
