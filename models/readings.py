@@ -53,8 +53,8 @@ class ReadingCounts:
         shares = {piece: count / total for piece, count in seen.items()}
         for key in contexts:
             if found := self.counts.get(key):
-                total = found.total() + _K
-                shares = {piece: (found.get(piece, 0) + _K * share) / total for piece, share in shares.items()}
+                weight = found.total() + _K
+                shares = {piece: (found.get(piece, 0) + _K * share) / weight for piece, share in shares.items()}
         return shares
 
     def tries(self, signs: Sequence[str], language: str, offset: int, boundary: int) -> list[Trie | None]:

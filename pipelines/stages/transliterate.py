@@ -245,7 +245,7 @@ def score_lines(network: Any, lines: list[LinePair], *, compact: bool, beams: in
     return score_text([clean(pieces) for pieces, _ in results], [p.translit for p in lines])
 
 
-def build(config: TransliterateConfig, levers: Resolved) -> tuple[TransliterateSystem, Stream]:
+def build(config: TransliterateConfig, levers: Resolved) -> tuple[TransliterateSystem, LineStream]:
     """Turn the config into a system and its training batches."""
     model, data = config.model, config.data
     network = build_byt5(config, attention="sdpa" if levers["attention"] == "sdpa" else "eager")
