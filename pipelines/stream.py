@@ -5,6 +5,7 @@ of data-loader workers, and ranks share the stream out among themselves.
 """
 
 import itertools
+from abc import abstractmethod
 from collections.abc import Iterator
 
 import torch
@@ -24,9 +25,9 @@ class Stream(IterableDataset[Batch]):
     start = 0
     rank, ranks = 0, 1
 
+    @abstractmethod
     def batch(self, number: int) -> Batch:
         """Return batch ``number``; the same for the same number, whatever was drawn before."""
-        raise NotImplementedError
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield this rank's batches from ``start`` on; of several workers each makes its own, in turn."""
