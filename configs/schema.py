@@ -1,7 +1,7 @@
 """The config of each stage. One class per stage, one YAML per class; the stage's module turns it into objects."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -27,8 +27,10 @@ class ClassifyModel(Block):
     """A timm backbone with a linear head over the whole inventory."""
 
     backbone: str
+    backbone_args: dict[str, Any] = {}  # keyword arguments of timm.create_model, such as channels of a narrow ResNet
     pretrained: bool = False
     weights: str = ""  # local safetensors in timm's key layout
+    normalise: Literal["fixed", "per_crop"] = "fixed"  # per_crop: each crop to mean 0, deviation 1 over its pixels
     drop_rate: Fraction = 0.0
     drop_path_rate: Fraction = 0.0
     label_smoothing: Fraction = 0.0

@@ -2,6 +2,7 @@
 
 import difflib
 from pathlib import Path
+from typing import Any
 
 import timm
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 
 # statistics of sign crops matter little next to the relighting that they are trained with: one simple range for all
 MEAN, STD = 0.45, 0.22
+FLAT = 0.02  # of 0-1: keeps the grain of a crop without contrast from being blown up
 
 
 class SignClassifier(nn.Module):
@@ -21,11 +23,14 @@ class SignClassifier(nn.Module):
         classes: size of the inventory.
         pretrained: load timm's weights for that name (from the hub, or its local cache).
         weights: local safetensors in timm's key layout instead; a head of another size is left out.
+        backbone_args: keyword arguments of that timm model, such as ``channels``.
+        normalise: ``fixed`` shifts and scales all crops alike; ``per_crop`` takes each crop's own mean and deviation,
+            so that neither the lamp nor the colour of the clay shows.
         drop_rate: dropout before the head.
         drop_path_rate: stochastic depth.
 
     Raises:
-        ValueError: timm does not know the name, or the weights are for another backbone.
+        ValueError: timm does not know the name or an argument, or the weights are for another backbone.
         FileNotFoundError: ``weights`` is not there, or pretrained weights cannot be had offline.
     """
 
@@ -36,6 +41,8 @@ class SignClassifier(nn.Module):
         *,
         pretrained: bool = False,
         weights: str = "",
+        backbone_args: dict[str, Any] | None = None,
+        normalise: str = "fixed",
         drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
     ) -> None:
@@ -44,10 +51,14 @@ class SignClassifier(nn.Module):
             near = ", ".join(difflib.get_close_matches(backbone, timm.list_models(), n=5))
             raise ValueError(f"model.backbone: timm knows no {backbone!r}" + (f"; near it are {near}" if near else ""))
         options = {"drop_rate": drop_rate} | ({"drop_path_rate": drop_path_rate} if drop_path_rate else {})
+        options |= backbone_args or {}
+        self.per_crop = normalise == "per_crop"
         try:
             self.net = timm.create_model(
                 backbone, pretrained=pretrained and not weights, num_classes=classes, **options
             )
+        except TypeError as error:
+            raise ValueError(f"model.backbone_args: {backbone}: {error}") from error
         except OSError as error:
             raise FileNotFoundError(
                 f"model.pretrained: weights of {backbone} cannot be fetched; "
@@ -58,7 +69,12 @@ class SignClassifier(nn.Module):
 
     def forward(self, pixels_BCHW: torch.Tensor) -> torch.Tensor:
         """Return logits (B, classes) for RGB crops in 0-1."""
-        logits: torch.Tensor = self.net((pixels_BCHW - MEAN) / STD)
+        if self.per_crop:
+            deviation, mean = torch.std_mean(pixels_BCHW, dim=(1, 2, 3), keepdim=True)
+            crops = (pixels_BCHW - mean) / (deviation + FLAT)
+        else:
+            crops = (pixels_BCHW - MEAN) / STD
+        logits: torch.Tensor = self.net(crops)
         return logits
 
 

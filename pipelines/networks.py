@@ -31,6 +31,8 @@ def build_classifier(config: ClassifyConfig, inventory_size: int, *, fresh: bool
         inventory_size,
         pretrained=model.pretrained and not fresh,
         weights="" if fresh else model.weights,
+        backbone_args=model.backbone_args,
+        normalise=model.normalise,
         drop_rate=model.drop_rate,
         drop_path_rate=model.drop_path_rate,
     )

@@ -222,7 +222,7 @@ def run(config: ClassifyConfig, folder: RunFolder, *, resume: bool = False) -> d
         "config": config.model_dump(mode="json"),
         "inventory": inventory.to_list(),
         "inventory_hash": inventory.hash,
-        "normalisation": "RGB 0-1, then mean 0.45, std 0.22",
+        "normalisation": f"RGB 0-1, then {config.model.normalise}",
         "metrics": {"dev": scores},
         "commit": commit(),
         "hardware": hardware(),
