@@ -27,7 +27,8 @@ class ClassifyModel(Block):
     """A timm backbone with a linear head over the whole inventory."""
 
     backbone: str
-    backbone_args: dict[str, Any] = {}  # keyword arguments of timm.create_model, such as channels of a narrow ResNet
+    # keyword arguments of timm.create_model, such as the channels of a narrow ResNet
+    backbone_args: Annotated[dict[str, Any], Field(default_factory=dict)]
     pretrained: bool = False
     weights: str = ""  # local safetensors in timm's key layout
     normalise: Literal["fixed", "per_crop"] = "fixed"  # per_crop: each crop to mean 0, deviation 1 over its pixels
