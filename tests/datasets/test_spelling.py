@@ -23,10 +23,10 @@ def test_expansions_are_final_and_cuneiform() -> None:
 
 @pytest.mark.data
 def test_what_is_expanded_is_a_class_that_the_lines_do_not_write_so(data_root: Path) -> None:
-    from dubsar.datasets.inventory import Inventory
+    from dubsar.datasets.inventory import read_inventory
     from dubsar.datasets.lines import read_line_pairs
 
-    glyphs = {c.glyph for c in Inventory.from_classes_tsv(data_root / "tablet-signs" / "classes.tsv").classes}
+    glyphs = {c.glyph for c in read_inventory(data_root).classes}
     assert set(EXPANSIONS) <= glyphs
     written = "".join(p.signs for p in read_line_pairs(data_root, "oracc", "train"))
     for glyph, spelled in EXPANSIONS.items():
