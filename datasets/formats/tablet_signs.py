@@ -2,16 +2,22 @@
 
 ``images.tsv`` names the pictures below ``images/``, ``signs.tsv`` holds one box a row (left, top, width, height in the
 file's own pixels), ``classes.tsv`` is the sign inventory (see `dubsar.datasets.inventory`).
+
+A box that cannot be right (not a number, outside the picture, without area, standing twice, of an unknown class) is
+refused with file and line; on request that one *box* is dropped and listed, and the rest of the picture stays. A row
+whose ``flag`` is set is known to be faulty and is left out without either.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from dubsar.datasets.formats.collect import box_fault
+from dubsar.datasets.inventory import Inventory
 from dubsar.datasets.issues import Issue
 from dubsar.datasets.sources import require_data
 from dubsar.datasets.tables import Row, read_rows
-from dubsar.datasets.tablet import Candidate, Face, FaceName, Line, Sign, Tablet
+from dubsar.datasets.tablet import BoxXYXY, Candidate, Face, FaceName, Line, Sign, Tablet
 
 FOLDER = "tablet-signs"
 SPLITS = ("train", "dev", "test")
@@ -51,13 +57,22 @@ class Photograph:
     boxes: tuple[SignBox, ...]
 
 
-def read_tablet_signs(root: Path, *, split: str | None = None, keep_flagged: bool = False) -> list[Photograph]:
+def read_tablet_signs(
+    root: Path,
+    *,
+    split: str | None = None,
+    keep_flagged: bool = False,
+    inventory: Inventory | None = None,
+    dropped: list[Issue] | None = None,
+) -> list[Photograph]:
     """Read the photographs of a split with their boxes.
 
     Args:
         root: data folder that holds ``tablet-signs/``.
         split: ``train``, ``dev`` or ``test``; all where None.
         keep_flagged: also return boxes whose ``flag`` is set (duplicates, conflicts, no sign, tiny, no glyph).
+        inventory: classes that the unflagged boxes of the split must belong to; any glyph will do where None.
+        dropped: where given, a box of the split that cannot be used is listed there and left out instead of refused.
 
     Returns:
         Photographs sorted by file, also those without a box.
@@ -70,47 +85,38 @@ def read_tablet_signs(root: Path, *, split: str | None = None, keep_flagged: boo
         raise ValueError(f"split is {split!r}, expected one of {', '.join(SPLITS)}")
     images_tsv = require_data(root, FOLDER, "images.tsv")
     signs_tsv = require_data(root, FOLDER, "signs.tsv")
-    boxes_of: dict[str, list[SignBox]] = {}
-    image_rows = read_rows(images_tsv, IMAGE_COLUMNS)
-    for row in image_rows:
-        if row["file"] in boxes_of:
+    pictures: dict[str, tuple[Photograph, int]] = {}
+    for row in read_rows(images_tsv, IMAGE_COLUMNS):
+        if row["file"] in pictures:
             raise ValueError(f"{images_tsv}:{row.line}: {row['file']} stands twice; keep one row")
-        boxes_of[row["file"]] = []
+        pictures[row["file"]] = _photograph(row, images_tsv), row.line
+    boxes_of: dict[str, list[SignBox]] = {file: [] for file in pictures}
+    first_of: dict[tuple[str, BoxXYXY], SignBox] = {}
     for row in read_rows(signs_tsv, SIGN_COLUMNS):
-        if row["file"] not in boxes_of:
-            raise ValueError(f"{signs_tsv}:{row.line}: {row['file']} is not in {images_tsv.name}")
-        if keep_flagged or not row["flag"]:
-            boxes_of[row["file"]].append(sign_box(row, signs_tsv))
-    photographs = [_photograph(row, images_tsv, boxes_of[row["file"]]) for row in image_rows]
-    return sorted((p for p in photographs if split in (None, p.split)), key=lambda p: p.file)
-
-
-def sign_box(row: Row, path: Path) -> SignBox:
-    """Build one box from a row of ``signs.tsv``.
-
-    Raises:
-        ValueError: with file and line, where a number is no number, or an unflagged box is empty.
-    """
-    try:
-        x, y, w, h = (float(row[c]) for c in ("x", "y", "w", "h"))
-    except ValueError as error:
-        raise ValueError(f"{path}:{row.line}: {error}; expected x, y, w, h in pixels") from error
-    if not all(math.isfinite(v) for v in (x, y, w, h)):
-        raise ValueError(f"{path}:{row.line}: box {x}, {y}, {w}, {h} is not finite; expected pixels")
-    if (w <= 0 or h <= 0) and not row["flag"]:
-        raise ValueError(f"{path}:{row.line}: box is {w:g} x {h:g} pixels; expected a width and height above 0")
-    return SignBox(
-        file=row["file"],
-        box_xyxy=(x, y, x + w, y + h),
-        glyph=row["glyph"],
-        name=row["sign_name"],
-        mzl=row["mzl"],
-        flag=row["flag"],
-        split=row["split"],
-        view=row["view"],
-        source=row["source"],
-        line=row.line,
-    )
+        if row["flag"] and not keep_flagged:
+            continue
+        picture, line = pictures.get(row["file"], (None, 0))
+        wanted = split in {None, picture.split if picture else row["split"]}
+        try:
+            box = _sign_box(row)
+            _check(box, picture, first_of.get((box.file, box.box_xyxy)), inventory if wanted else None)
+        except ValueError as error:
+            if dropped is None:
+                advice = "correct or flag the row, or drop such boxes with ignore_unknown"
+                raise ValueError(f"{signs_tsv}:{row.line}: {error}; {advice}") from error
+            if wanted:
+                dropped.append(Issue(signs_tsv, row.line, f"{error}; the box was dropped"))
+            continue
+        if picture is not None and box.split != picture.split:  # never dropped: it would hide a leak between splits
+            raise ValueError(
+                f"{images_tsv}:{line}: {box.file} is in split {picture.split}, "
+                f"its box on signs.tsv:{box.line} in {box.split}; give both the same split"
+            )
+        boxes_of[box.file].append(box)
+        if not box.flag:
+            first_of[box.file, box.box_xyxy] = box
+    chosen = [p for p, _ in pictures.values() if split in {None, p.split}]
+    return [replace(p, boxes=tuple(boxes_of[p.file])) for p in sorted(chosen, key=lambda p: p.file)]
 
 
 def to_tablet(photograph: Photograph) -> Tablet:
@@ -136,12 +142,45 @@ def to_tablet(photograph: Photograph) -> Tablet:
     )
 
 
-def as_issue(error: ValueError, path: Path, line: int) -> Issue:
-    """Turn a refusal of one row into an issue without naming the place twice."""
-    return Issue(path, line, str(error).removeprefix(f"{path}:{line}: "))
+def _sign_box(row: Row) -> SignBox:
+    try:
+        x, y, w, h = (float(row[c]) for c in ("x", "y", "w", "h"))
+    except ValueError as error:
+        raise ValueError(f"{error}; expected x, y, w, h in pixels") from error
+    return SignBox(
+        file=row["file"],
+        box_xyxy=(x, y, x + w, y + h),
+        glyph=row["glyph"],
+        name=row["sign_name"],
+        mzl=row["mzl"],
+        flag=row["flag"],
+        split=row["split"],
+        view=row["view"],
+        source=row["source"],
+        line=row.line,
+    )
 
 
-def _photograph(row: Row, path: Path, boxes: list[SignBox]) -> Photograph:
+def _check(box: SignBox, picture: Photograph | None, first: SignBox | None, inventory: Inventory | None) -> None:
+    """Raise ValueError where a box cannot be used; of a flagged one nothing more is expected than finite numbers."""
+    if picture is None:
+        raise ValueError(f"{box.file} is not in images.tsv")
+    fault = box_fault(box.box_xyxy, (picture.width, picture.height))
+    if fault and not (box.flag and all(map(math.isfinite, box.box_xyxy))):
+        raise ValueError(fault)
+    if box.flag:
+        return
+    if first is not None:
+        kind = "duplicate row" if first.glyph == box.glyph else "two signs in one box"
+        raise ValueError(f"{kind}: the box stands on line {first.line} already, as {first.glyph!r}")
+    if inventory is not None and box.glyph not in inventory.id_of_glyph:
+        raise ValueError(
+            f"sign {box.glyph!r} ({box.name}) is not in sign inventory {inventory.hash} ({len(inventory)} classes)"
+        )
+
+
+def _photograph(row: Row, path: Path) -> Photograph:
+    """Build a photograph, as yet without its boxes, from a row of ``images.tsv``."""
     if row["split"] not in SPLITS:
         raise ValueError(f"{path}:{row.line}: split is {row['split']!r}, expected one of {', '.join(SPLITS)}")
     try:
@@ -150,12 +189,6 @@ def _photograph(row: Row, path: Path, boxes: list[SignBox]) -> Photograph:
         raise ValueError(f"{path}:{row.line}: {error}; expected width and height in whole pixels") from error
     if width < 1 or height < 1:
         raise ValueError(f"{path}:{row.line}: picture is {width} x {height}; expected at least one pixel")
-    for box in boxes:
-        if box.split != row["split"]:
-            raise ValueError(
-                f"{path}:{row.line}: {row['file']} is in split {row['split']}, "
-                f"its box on signs.tsv:{box.line} in {box.split}; give both the same split"
-            )
     return Photograph(
         file=row["file"],
         path=path.parent / "images" / row["file"],
@@ -165,5 +198,5 @@ def _photograph(row: Row, path: Path, boxes: list[SignBox]) -> Photograph:
         height=height,
         split=row["split"],
         source=row["source"],
-        boxes=tuple(boxes),
+        boxes=(),
     )

@@ -11,7 +11,7 @@ from dubsar.datasets.formats.compvis_csv import read_compvis_csv
 from dubsar.datasets.formats.ebl_txt import read_ebl_txt
 from dubsar.datasets.formats.tablet_signs import read_tablet_signs, to_tablet
 from dubsar.datasets.formats.yolo import read_yolo, write_yolo
-from dubsar.datasets.inventory import Inventory
+from dubsar.datasets.inventory import read_inventory
 from dubsar.datasets.issues import Issue
 from dubsar.datasets.tablet import Tablet
 
@@ -34,7 +34,7 @@ def errors(issues: list[Issue]) -> list[tuple[int, str]]:
 def test_one_tablet_is_the_same_in_every_format(tmp_path: Path) -> None:
     """K.2638 from the tables, from the eBL file, and from the converted COCO and YOLO samples."""
     folder = ROOT / "format-samples" / "generated-K.2638"
-    inventory = Inventory.from_classes_tsv(ROOT / "tablet-signs" / "classes.tsv")
+    inventory = read_inventory(ROOT)
     (photograph,) = [p for p in read_tablet_signs(ROOT) if p.object_id == "K.2638"]
     size = (photograph.width, photograph.height)
     table = to_tablet(photograph)

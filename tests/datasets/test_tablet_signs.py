@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from dubsar.datasets.formats.tablet_signs import read_tablet_signs, to_tablet
+from dubsar.datasets.inventory import Inventory, SignClass
 from dubsar.datasets.sources import SOURCES, data_root, require_data
 
 IMAGES = "file\tsource\tobject_id\tcollection\twidth\theight\tsplit\tbytes\tsha256\n"
@@ -54,8 +55,15 @@ def test_to_tablet_has_a_face_per_view_and_no_empty_box(tmp_path: Path) -> None:
     ("old", "new", "message"),
     [
         ("e/b.jpg\t1\t2\t10", "e/b.jpg\tx\t2\t10", r"signs\.tsv:2: could not convert.*x, y, w, h in pixels"),
-        ("e/b.jpg\t1\t2\t10", "e/b.jpg\tnan\t2\t10", r"signs\.tsv:2: box nan.*not finite"),
-        ("e/b.jpg\t1\t2\t10", "e/b.jpg\t1\t2\t-10", r"signs\.tsv:2: box is -10 x 20"),
+        ("e/b.jpg\t1\t2\t10", "e/b.jpg\tnan\t2\t10", r"signs\.tsv:2: box nan.*not a finite number"),
+        ("e/b.jpg\t1\t2\t10", "e/b.jpg\t1\t2\t-10", r"signs\.tsv:2: box 1, 2, -9, 22 has .*negative size"),
+        ("e/b.jpg\t1\t2\t10", "e/b.jpg\t-9\t2\t10", r"signs\.tsv:2: box -9.*negative coordinate"),
+        (
+            "e/b.jpg\t30\t2",
+            "e/b.jpg\t95\t2",
+            r"signs\.tsv:3: box 95.*beyond the picture.*or drop such boxes with ignore",
+        ),
+        ("e/b.jpg\t30", "e/b.jpg\t1", r"signs\.tsv:3: two signs in one box: the box stands on line 2 already, as '𒈾'"),
         ("e/b.jpg\t30", "e/c.jpg\t30", r"signs\.tsv:3: e/c\.jpg is not in images\.tsv"),
         ("Rev\t\ttrain", "Rev\t\ttest", r"images\.tsv:2: e/b\.jpg is in split train, its box on signs\.tsv:3 in test"),
         ("e/b.jpg\t30\t2\t10\t20", "e/b.jpg\t30\t2\t10", r"signs\.tsv:3: 12 cells, expected 13"),
@@ -64,6 +72,48 @@ def test_to_tablet_has_a_face_per_view_and_no_empty_box(tmp_path: Path) -> None:
 def test_a_faulty_sign_row_is_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read_tablet_signs(put(tmp_path, signs=SIGNS + SIGN_ROWS.replace(old, new)))
+
+
+BAD_ROWS = (
+    "e/b.jpg\tx\t2\t10\t20\tebl\tA\t\tA\t𒀀\t\t\ttrain\n"
+    "e/b.jpg\t50\tnan\t10\t20\tebl\tA\t\tA\t𒀀\t\t\ttrain\n"
+    "e/b.jpg\t50\t2\t0\t20\tebl\tA\t\tA\t𒀀\t\t\ttrain\n"
+    "e/b.jpg\t30\t2\t10\t20\tebl\tNULL\t\tNULL\t𒀀\t\t\ttrain\n"
+    "e/c.jpg\t50\t2\t10\t20\tebl\tA\t\tA\t𒀀\t\t\ttrain\n"
+    "e/b.jpg\t70\t2\t10\t20\tebl\tŠU\t\tŠU\t𒋗\t\t\ttrain\n"
+    "e/a.jpg\t10\t2\t99\t20\tebl\tA\t\tA\t𒀀\t\t\ttest\n"
+)
+SMALL = Inventory((SignClass("𒈾", "NA"), SignClass("𒀀", "A")))
+
+
+def test_bad_boxes_are_dropped_and_listed_on_request_and_the_picture_stays(tmp_path: Path) -> None:
+    root, dropped = put(tmp_path, signs=SIGNS + SIGN_ROWS + BAD_ROWS), []
+    (photograph,) = read_tablet_signs(root, split="train", inventory=SMALL, dropped=dropped)
+    assert [b.line for b in photograph.boxes] == [2, 3]
+    assert [i.line for i in dropped] == [5, 6, 7, 8, 9, 10]  # line 11 is of another split
+    assert str(dropped[1]).endswith(
+        "signs.tsv:6: error: box 50, nan, 60, nan has a coordinate that is not a finite "
+        "number; expected pixels; the box was dropped"
+    )
+    assert f"sign '𒋗' (ŠU) is not in sign inventory {SMALL.hash} (2 classes); the box" in dropped[-1].message
+    read_tablet_signs(root, split="test", dropped=(of_test := []))
+    assert [i.line for i in of_test] == [11]
+
+
+def test_a_sign_without_a_class_is_refused_where_classes_are_asked_for(tmp_path: Path) -> None:
+    root = put(tmp_path, signs=SIGNS + SIGN_ROWS.replace("𒈾", "𒋗"))
+    assert [len(p.boxes) for p in read_tablet_signs(root)] == [0, 2]
+    with pytest.raises(
+        ValueError, match=r"signs\.tsv:2: sign '𒋗' \(NA\) is not in sign inventory .* \(2 classes\); corr"
+    ):
+        read_tablet_signs(root, split="train", inventory=SMALL)
+    read_tablet_signs(root, split="test", inventory=SMALL)  # only of the split that is read
+
+
+def test_a_box_in_the_wrong_split_is_never_dropped(tmp_path: Path) -> None:
+    root = put(tmp_path, signs=SIGNS + SIGN_ROWS.replace("Rev\t\ttrain", "Rev\t\ttest"))
+    with pytest.raises(ValueError, match="give both the same split"):
+        read_tablet_signs(root, dropped=[])
 
 
 @pytest.mark.parametrize(
