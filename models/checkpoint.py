@@ -17,11 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
 FORMAT = "dubsar-weights-1"
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+_WEIGHTS = "*.safetensors"
+_LFS = b"version https://git-lfs"  # how a Git LFS pointer begins
 _FOREIGN = {".pt", ".pth", ".ckpt", ".bin", ".pkl", ".pickle", ".npz", ".onnx"}
 
 
@@ -104,33 +107,84 @@ def load_model(path: Path, stage: str) -> ModelFile:
         stage: the stage that the weights must be of.
 
     Raises:
-        CheckpointError: not safetensors, no JSON beside it, a wrong checksum, or another stage's weights.
+        CheckpointError: not safetensors, damaged, no JSON beside it, a wrong checksum, or another stage's weights.
         FileNotFoundError: there is no such file.
     """
     if path.suffix in _FOREIGN or (path.is_file() and path.suffix not in {".safetensors", ".json"}):
         raise CheckpointError(
-            f"{path}: weights are read from .safetensors only (a pickle can run code); export them first"
+            f"{path}: weights are read from .safetensors only (a pickle can run code); give the {stage}.safetensors "
+            f"that `dubsar train {stage}` wrote, with its {stage}.json beside it"
         )
-    if path.is_dir():  # a run folder
-        path = path / stage
-    weights, card_path, next_path = _files(path)
+    weights, card_path, next_path = _files(path / stage if path.is_dir() else path)
     if not weights.exists():
-        raise FileNotFoundError(f"{weights}: no such weights; `dubsar train {stage}` makes them")
+        raise FileNotFoundError(_explain_absence(path, weights, stage))
     data = weights.read_bytes()
+    if damage := _find_damage(data):
+        raise CheckpointError(f"{weights}: {damage}")
     found = hashlib.sha256(data).hexdigest()
     card = _read_card(next_path) if next_path.exists() else {}
     if card.get("sha256") != found:
         if not card_path.exists():
-            raise CheckpointError(f"{weights}: its model card {card_path.name} is missing; keep the two files together")
+            raise CheckpointError(
+                f"{weights}: its model card {card_path.name} is missing; keep the two files together, in one folder"
+            )
         card = _read_card(card_path)
     if card.get("sha256") != found:
         raise CheckpointError(
-            f"{weights}: SHA-256 is {found[:16]}…, its card says {str(card.get('sha256'))[:16]}…; copy it again"
+            f"{weights}: SHA-256 is {found[:16]}…, its card says {str(card.get('sha256'))[:16]}…; the two files are of "
+            "different trainings, or one was changed on its way: copy it again, both together"
         )
     if card.get("stage") != stage:
-        raise CheckpointError(f"{weights}: weights of stage {card.get('stage')!r}, expected {stage!r}")
-    state = {k: t.float() if t.is_floating_point() else t for k, t in load_tensors(data).items()}
-    return ModelFile(state, card)
+        raise CheckpointError(
+            f"{weights}: weights of stage {card.get('stage')!r}, expected {stage!r}; "
+            f"give weights that `dubsar train {stage}` made"
+        )
+    try:
+        tensors = load_tensors(data)
+    except SafetensorError as error:
+        raise CheckpointError(f"{weights}: not a safetensors file ({error}); copy it again") from error
+    return ModelFile({k: t.float() if t.is_floating_point() else t for k, t in tensors.items()}, card)
+
+
+def _explain_absence(given: Path, weights: Path, stage: str) -> str:
+    """Say where weights were looked for, what is there instead, and how to get them."""
+    made = f"`dubsar train {stage}` makes them"
+    if given.is_dir() and any((given / "checkpoints").glob("*.ckpt")):
+        made = f"the run was broken off; `dubsar train {stage} --run {given} --resume` ends it and writes them"
+    folder = weights.parent
+    if not folder.is_dir():
+        return f"{weights}: no such weights, and no such folder; {made}"
+    others = sorted(p.relative_to(folder).as_posix() for p in (*folder.glob(_WEIGHTS), *folder.glob(f"*/{_WEIGHTS}")))
+    there = ", ".join(others[:5]) + (", …" if len(others) > 5 else "")
+    return f"{weights}: no such weights; {made}" + (f" (this folder has {there})" if others else "")
+
+
+def _find_damage(data: bytes) -> str:
+    """Return what is wrong with the bytes of a safetensors file, and what to do; empty where nothing shows."""
+    if data.startswith(_LFS):
+        return (
+            f"a Git LFS pointer of {len(data)} bytes, not the weights themselves; "
+            "run `git lfs install && git lfs pull` in the repository that it is from"
+        )
+    if not data:
+        return "the file is empty; copy it again"
+    # a file begins with the length of its JSON header, which names the span of each tensor after it
+    length = int.from_bytes(data[:8], "little")
+    if data[8:9] != b"{":
+        return (
+            f"not a safetensors file (it begins with {data[:12]!r}); weights are read from .safetensors only "
+            "(a pickle can run code), and no other file becomes one by renaming"
+        )
+    wanted = 8 + length
+    if len(data) >= wanted:
+        try:
+            header = json.loads(data[8:wanted])
+            wanted += max((t["data_offsets"][1] for k, t in header.items() if k != "__metadata__"), default=0)
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+            return "its header cannot be read; copy it again"
+    if len(data) < wanted:
+        return f"cut off: it has {len(data):,} bytes, its header announces {wanted:,}; copy or download it again"
+    return ""
 
 
 def _count_parameters(state: dict[str, torch.Tensor]) -> int:
@@ -147,12 +201,20 @@ def _files(path: Path) -> tuple[Path, Path, Path]:
 
 
 def _read_card(path: Path) -> dict[str, Any]:
+    data = path.read_bytes()
+    if data.startswith(_LFS):
+        raise CheckpointError(f"{path}: {_find_damage(data)}")
     try:
-        card = json.loads(path.read_text(encoding="utf-8"))
+        card = json.loads(data.decode("utf-8"))
     except ValueError as error:
-        raise CheckpointError(f"{path}: not a model card ({error})") from error
+        raise CheckpointError(
+            f"{path}: not a model card ({error}); copy it again, with the .safetensors beside it"
+        ) from error
     if not isinstance(card, dict):
-        raise CheckpointError(f"{path}: not a model card (found {type(card).__name__}, expected an object)")
+        raise CheckpointError(
+            f"{path}: not a model card (found {type(card).__name__}, expected an object); give the JSON that was "
+            "written with the weights"
+        )
     return card
 
 

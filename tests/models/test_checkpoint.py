@@ -1,6 +1,7 @@
 """Model files: whole or not at all, checked before use, never a pickle."""
 
 import errno
+import hashlib
 import json
 import os
 import pickle
@@ -84,7 +85,9 @@ def test_files_that_cannot_be_used_are_refused_with_the_reason(tmp_path: Path) -
     ):
         load_model(tmp_path / "none", "detect")
     path.with_suffix(".json").write_text("[1]")
-    with pytest.raises(CheckpointError, match=r"detect\.json: not a model card \(found list, expected an object\)"):
+    with pytest.raises(
+        CheckpointError, match=r"detect\.json: not a model card \(found list, expected an object\); give"
+    ):
         load_model(path, "detect")
     path.with_suffix(".json").write_text("{")
     with pytest.raises(CheckpointError, match=r"detect\.json: not a model card"):
@@ -92,6 +95,70 @@ def test_files_that_cannot_be_used_are_refused_with_the_reason(tmp_path: Path) -
     path.with_suffix(".json").unlink()
     with pytest.raises(CheckpointError, match=r"its model card detect\.json is missing; keep the two files together"):
         load_model(path, "detect")
+
+
+def test_a_git_lfs_pointer_is_told_from_weights(tmp_path: Path) -> None:
+    path = save(tmp_path)
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 12345\n"
+    for suffix in (".json", ".safetensors"):
+        path.with_suffix(suffix).write_bytes(pointer)
+        with pytest.raises(CheckpointError, match=rf"detect\{suffix}: a Git LFS pointer of 74 bytes.*`git lfs install"):
+            load_model(path, "detect")
+
+
+@pytest.mark.parametrize(
+    ("keep", "message"),
+    [
+        (0, "the file is empty; copy it again"),
+        (5, "not a safetensors file"),
+        (30, "cut off: it has 30 bytes, its header announces [0-9,]+; copy or download it again"),
+        (-1, "cut off: it has [0-9,]+ bytes, its header announces [0-9,]+; copy or download it again"),
+    ],
+)
+def test_a_truncated_file_is_told_from_a_changed_one(tmp_path: Path, keep: int, message: str) -> None:
+    path = save(tmp_path)
+    weights = path.with_suffix(".safetensors")
+    weights.write_bytes(weights.read_bytes()[:keep])
+    with pytest.raises(CheckpointError, match=rf"detect\.safetensors: {message}"):
+        load_model(path, "detect")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"<!doctype html><title>404</title>",
+        b"PK\x03\x04" + bytes(40),
+        (9).to_bytes(8, "little") + b"{nonsense",
+        (2).to_bytes(8, "little") + b"{}" + bytes(9),
+        (14).to_bytes(8, "little") + b'{"w": {"a":1}}',
+        (2**63).to_bytes(8, "little") + b"{}",
+    ],
+    ids=["web page", "zip", "no json", "too long", "no span", "absurd length"],
+)
+def test_what_is_no_safetensors_file_is_refused_even_with_a_fitting_card(tmp_path: Path, data: bytes) -> None:
+    path = save(tmp_path)
+    path.with_suffix(".safetensors").write_bytes(data)
+    card = {"stage": "detect", "sha256": hashlib.sha256(data).hexdigest()}
+    path.with_suffix(".json").write_text(json.dumps(card))
+    with pytest.raises(CheckpointError, match=r"not a safetensors file|header cannot be read|cut off"):
+        load_model(path, "detect")
+
+
+def test_a_folder_stands_for_the_weights_in_it_or_says_what_it_has(tmp_path: Path) -> None:
+    save(tmp_path / "small")
+    assert load_model(tmp_path / "small", "detect").card["stage"] == "detect"
+    with pytest.raises(
+        FileNotFoundError, match=r"small/classify\.safetensors: no such.*\(this folder has detect\.safe"
+    ):
+        load_model(tmp_path / "small", "classify")
+    with pytest.raises(FileNotFoundError, match=r"\(this folder has small/detect\.safetensors\)"):
+        load_model(tmp_path, "detect")  # the folder above
+    (tmp_path / "broken" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "broken" / "checkpoints" / "last.ckpt").touch()
+    with pytest.raises(FileNotFoundError, match=rf"broken off; `dubsar train detect --run {tmp_path}/broken --resume`"):
+        load_model(tmp_path / "broken", "detect")
+    with pytest.raises(FileNotFoundError, match=r"no such weights, and no such folder; `dubsar train detect` makes"):
+        load_model(tmp_path / "none" / "detect", "detect")
 
 
 class Payload:
