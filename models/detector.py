@@ -147,10 +147,11 @@ def export_ultralytics(detector: Detector, names: dict[int, str], path: Path) ->
     Args:
         detector: what to export.
         names: name of each class id.
-        path: the file, written atomically.
+        path: the file, written atomically; a file that is there is replaced.
 
     Raises:
         ValueError: ``names`` are not those of the detector's classes.
+        OSError: the file cannot be written.
     """
     if sorted(names) != list(range(detector.classes)):
         raise ValueError(f"names has ids {sorted(names)[:5]}…, expected 0 to {detector.classes - 1}")
