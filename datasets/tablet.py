@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-SCHEMA_VERSION = "1.0"
+SCHEMA_VERSION = "1.1"
 
 Damage = Literal["intact", "damaged", "broken", "erased"]
 FaceName = Literal["obverse", "reverse", "left", "right", "top", "bottom", "unknown"]
@@ -84,10 +84,16 @@ class Line(_Frozen):
 
 
 class Face(_Frozen):
-    """One view of the tablet. ``box`` is the view's place in the photograph."""
+    """One view of the tablet.
+
+    Attributes:
+        box: the view's place in the photograph.
+        aside: seen at an angle beside another face, whose lines it may repeat; not part of the running text.
+    """
 
     name: FaceName = "unknown"
     box: BoxXYXY | None = None
+    aside: bool = False
     lines: tuple[Line, ...] = ()
 
     _box = field_validator("box")(_check_box)
@@ -109,6 +115,10 @@ class Tablet(_Frozen):
         for face in self.faces:
             for line in face.lines:
                 yield face, line
+
+    def text(self) -> Iterator[Line]:
+        """Yield the lines of the running text, in reading order: those of all faces that are not ``aside``."""
+        return (line for face, line in self.lines() if not face.aside)
 
     def signs(self) -> Iterator[Sign]:
         """Yield each sign in reading order."""

@@ -1,6 +1,7 @@
 """Score reading from photograph to text: signs found, signs named, lines, and text, against boxes and ATF.
 
-How text is aligned: per tablet, all lines found (faces and lines in reading order) are joined by spaces and compared
+How text is aligned: per tablet, all lines found (faces and lines in reading order, less faces
+that are ``aside``) are joined by spaces and compared
 with all attested lines of its ATF, joined in file order, by one global edit distance over characters of the canonical
 form. Wrong order therefore counts; a tablet that failed or came out empty counts as all deletions. ``…`` stands for
 lost text in both.
@@ -85,7 +86,7 @@ def add_signs(
 def add_text(scores: ReadScores, tablet: Tablet | None, reference: Sequence[AtfLine]) -> None:
     """Count a tablet's text against its ATF."""
     true = [line.text for line in reference if line.text]
-    found = [comparable(line.text) for _, line in tablet.lines()] if tablet else []
+    found = [comparable(line.text) for line in tablet.text()] if tablet else []
     found = [line for line in found if line.strip("… ")]
     whole = " ".join(true)
     scores.texts += 1

@@ -1,13 +1,15 @@
 """Write what was read: JSON, plain text, CSV, and the photograph with its boxes drawn in.
 
 Every file appears whole or not at all (temporary file in the same folder, then renamed). A tablet without signs gives a
-valid, empty file. To read the CSV with pandas, pass ``keep_default_na=False``: a sign may be called NA.
+valid, empty file. To read the CSV with pandas, pass ``keep_default_na=False`` (a sign may be called NA) and, for the
+catalogue numbers, ``dtype=str`` (several are separated by ``|``).
 """
 
 import csv
 import io
 import json
 import os
+import re
 import secrets
 from collections import Counter
 from collections.abc import Iterator
@@ -18,15 +20,18 @@ from PIL import Image, ImageDraw, ImageFont
 
 from dubsar.datasets.boxes import Floats
 from dubsar.datasets.images import LoadedImage
+from dubsar.datasets.inventory import Inventory
 from dubsar.datasets.tablet import Face, Line, Sign, Tablet
 
 CSV_COLUMNS = (
     *("face", "line", "position", "x0", "y0", "x1", "y1"),
     *("glyph", "name", "probability", "alternatives", "reading", "damage"),
+    *("mzl", "hzl", "abz"),
 )
 # told apart by readers with any colour vision, and from clay (Okabe and Ito)
 LINE_COLOURS = ("#56b4e9", "#e69f00", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7")
 NO_SIGNS = "(no signs found)"
+ASIDE = "(seen at an angle: may repeat the faces)"
 
 
 def write_atomic(path: Path, data: bytes) -> None:
@@ -64,12 +69,12 @@ def write_text(tablet: Tablet, path: Path) -> None:
 
 
 def to_text(tablet: Tablet) -> str:
-    """Return the line-numbered transliteration, one block per face that has lines."""
+    """Return the line-numbered transliteration, one block per face that has lines; faces that are aside say so."""
     blocks = []
     for title, face in titled_faces(tablet):
         lines = [f"{line_number(line, k)}. {line_text(line)}" for k, line in enumerate(face.lines, start=1)]
         if lines:
-            blocks.append("\n".join([title, *lines]))
+            blocks.append("\n".join([f"{title} {ASIDE}" if face.aside else title, *lines]))
     return "\n\n".join(blocks or [NO_SIGNS]) + "\n"
 
 
@@ -91,15 +96,22 @@ def line_text(line: Line) -> str:
     return _one_line(line.text) or " ".join(_sign_text(sign) for sign in line.signs)
 
 
-def write_csv(tablet: Tablet, path: Path) -> None:
-    """Write one row per sign, boxes in px of the file's own pixels."""
+def write_csv(tablet: Tablet, path: Path, inventory: Inventory | None = None) -> None:
+    """Write one row per sign, boxes in px of the file's own pixels.
+
+    Args:
+        tablet: what was read.
+        path: in an existing folder.
+        inventory: gives the catalogue numbers of the likeliest sign; without it their cells are empty.
+    """
     out = io.StringIO()
     writer = csv.writer(out, quoting=csv.QUOTE_NONNUMERIC, lineterminator="\n")
     writer.writerow(CSV_COLUMNS)
     for title, face in titled_faces(tablet):
         for k, line in enumerate(face.lines, start=1):
             for position, sign in enumerate(line.signs, start=1):
-                writer.writerow([title, _cell(line_number(line, k)), position, *_sign_cells(sign)])
+                cells = [*_sign_cells(sign), *_number_cells(sign, inventory)]
+                writer.writerow([title, _cell(line_number(line, k)), position, *cells])
     write_atomic(path, out.getvalue().encode("utf-8", "replace"))
 
 
@@ -167,9 +179,15 @@ def _sign_cells(sign: Sign) -> list[str | float]:
     ]
 
 
+def _number_cells(sign: Sign, inventory: Inventory | None) -> list[str]:
+    known = inventory.of_glyph(sign.glyph) if inventory else None
+    return [_cell(number) for number in (known.mzl, known.hzl, known.abz)] if known else ["", "", ""]
+
+
 def _cell(text: str) -> str:
-    """Return text that no spreadsheet takes for a formula."""
-    return f"'{text}" if text.lstrip().startswith(("=", "+", "-", "@")) or text.startswith(("\t", "\r", "\n")) else text
+    """Return text that no spreadsheet takes for a formula, nor ``(251)`` for minus 251."""
+    formula = text.lstrip().startswith(("=", "+", "-", "@")) or text.startswith(("\t", "\r", "\n"))
+    return f"'{text}" if formula or re.fullmatch(r"\(\d+\)", text) else text
 
 
 def _sign_text(sign: Sign) -> str:

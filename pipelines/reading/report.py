@@ -14,8 +14,10 @@ from pathlib import Path
 from PIL import Image
 
 from dubsar.datasets.images import LoadedImage
+from dubsar.datasets.inventory import Inventory
 from dubsar.datasets.tablet import Line, Sign, Tablet
 from dubsar.pipelines.reading.export import (
+    ASIDE,
     NO_SIGNS,
     line_number,
     line_text,
@@ -93,22 +95,23 @@ document.addEventListener('keydown', (event) => {
 """
 
 
-def write_report(image: LoadedImage, tablet: Tablet, path: Path) -> None:
+def write_report(image: LoadedImage, tablet: Tablet, path: Path, inventory: Inventory | None = None) -> None:
     """Write the report page of one photograph.
 
     Args:
         image: the photograph that was read.
         tablet: what was read on it; boxes in the file's own pixels.
         path: the HTML file, in an existing folder.
+        inventory: gives the catalogue numbers of the likeliest sign, for the tooltips.
 
     Raises:
         ValueError: the tablet is of a picture of another size.
         OSError: the folder is missing or full.
     """
-    write_atomic(path, _page(image, tablet).encode("utf-8", "replace"))
+    write_atomic(path, _page(image, tablet, inventory).encode("utf-8", "replace"))
 
 
-def _page(image: LoadedImage, tablet: Tablet) -> str:
+def _page(image: LoadedImage, tablet: Tablet, inventory: Inventory | None) -> str:
     script_hash = base64.b64encode(hashlib.sha256(_SCRIPT.encode()).digest()).decode()
     policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{script_hash}'"
     title = escape(tablet.identifier or tablet.image or "tablet")
@@ -129,8 +132,8 @@ def _page(image: LoadedImage, tablet: Tablet) -> str:
 <p>{escape(tablet.image)} · {tablet.width} × {tablet.height} px · {count} signs in {lines} lines</p>
 </header>
 <main>
-<figure>{_drawing(image, tablet)}</figure>
-<section aria-label="Transliteration">{_text(tablet)}</section>
+<figure>{_drawing(image, tablet, inventory)}</figure>
+<section aria-label="Transliteration">{_text(tablet, inventory)}</section>
 </main>
 <footer>{_notes(tablet)}{_provenance(tablet)}
 <p>Faint box or red underline: low confidence. Dashed: damaged. <b>x</b> unread, <b>?</b> uncertain.</p>
@@ -141,7 +144,7 @@ def _page(image: LoadedImage, tablet: Tablet) -> str:
 """
 
 
-def _drawing(image: LoadedImage, tablet: Tablet) -> str:
+def _drawing(image: LoadedImage, tablet: Tablet, inventory: Inventory | None) -> str:
     """Return the photograph as SVG with a rectangle per sign; line and sign numbers tie it to the text."""
     height, width = image.rgb_HW3.shape[:2]
     rects = []
@@ -152,7 +155,7 @@ def _drawing(image: LoadedImage, tablet: Tablet) -> str:
             rects.append(
                 f'<rect x="{x0:.1f}" y="{y0:.1f}" width="{x1 - x0:.1f}" height="{y1 - y0:.1f}" data-line="{k}" '
                 f'data-sign="{s}" class="{sign.damage}" style="--c:{sign.confidence:.3f}">'
-                f"<title>{escape(_tooltip(sign))}</title></rect>"
+                f"<title>{escape(_tooltip(sign, inventory))}</title></rect>"
             )
     return (
         f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="Photograph with {len(rects)} sign boxes">'
@@ -168,23 +171,24 @@ def _jpeg(image: LoadedImage) -> str:
     return base64.b64encode(out.getvalue()).decode()
 
 
-def _text(tablet: Tablet) -> str:
+def _text(tablet: Tablet, inventory: Inventory | None) -> str:
     blocks, k = [], 0
     for title, face in titled_faces(tablet):
         items = []
         for position, line in enumerate(face.lines, start=1):
-            items.append(_item(line, line_number(line, position), k))
+            items.append(_item(line, line_number(line, position), k, inventory))
             k += 1
         if items:
-            blocks.append(f"<h2>{escape(title)}</h2><ol>{''.join(items)}</ol>")
+            heading = f"{title} {ASIDE}" if face.aside else title
+            blocks.append(f"<h2>{escape(heading)}</h2><ol>{''.join(items)}</ol>")
     return "".join(blocks) or f"<p>{escape(NO_SIGNS)}</p>"
 
 
-def _item(line: Line, number: str, k: int) -> str:
+def _item(line: Line, number: str, k: int, inventory: Inventory | None) -> str:
     """Return one line of text: number, transliteration, glyphs, and a table of candidates that opens on demand."""
     glyphs = "".join(
         f'<span data-line="{k}" data-sign="{s}" class="{sign.damage}" style="--c:{sign.confidence:.3f}" '
-        f'title="{escape(_tooltip(sign))}">{escape(_glyph(sign))}</span>'
+        f'title="{escape(_tooltip(sign, inventory))}">{escape(_glyph(sign))}</span>'
         for s, sign in enumerate(line.signs)
     )
     rows = "".join(
@@ -213,9 +217,11 @@ def _candidates(sign: Sign) -> str:
     return ", ".join(f"{c.glyph} {c.name} {c.probability:.0%}" for c in sign.candidates) or "none"
 
 
-def _tooltip(sign: Sign) -> str:
-    reading = f"{sign.reading}{''.join(sign.flags)} · " if sign.reading else ""
-    return f"{reading}{_candidates(sign)} · {sign.damage} · confidence {sign.confidence:.0%}"
+def _tooltip(sign: Sign, inventory: Inventory | None) -> str:
+    reading = f"{sign.reading}{''.join(sign.flags)}" if sign.reading else ""
+    known = inventory.of_glyph(sign.glyph) if inventory else None
+    parts = (reading, _candidates(sign), known.numbers if known else "", sign.damage)
+    return " · ".join([*filter(None, parts), f"confidence {sign.confidence:.0%}"])
 
 
 def _notes(tablet: Tablet) -> str:

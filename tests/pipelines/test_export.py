@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from dubsar.datasets.images import LoadedImage
+from dubsar.datasets.inventory import Inventory, SignClass
 from dubsar.datasets.tablet import Candidate, Face, Line, Sign, Tablet
 from dubsar.pipelines.reading import export
 from dubsar.pipelines.reading.export import (
@@ -102,6 +103,18 @@ def test_csv_has_a_row_per_sign_and_keeps_na(two_faces, tmp_path):
     assert (found[1]["x0"], found[1]["damage"]) == ("", "broken")
 
 
+def test_csv_gives_the_catalogue_numbers_of_the_likeliest_sign(two_faces, tmp_path):
+    inventory = Inventory((SignClass("𒀀", "A", "839", "364|365", "579"), SignClass("𒈗", "LUGAL", "266", "(115)")))
+    write_csv(two_faces, tmp_path / "t.csv", inventory)
+    found = [(r["mzl"], r["hzl"], r["abz"]) for r in rows(tmp_path / "t.csv")]
+    assert found[0] == ("266", "'(115)", "")  # a spreadsheet would read (115) as minus 115
+    assert found[1] == ("", "", "")  # a lost stretch
+    write_csv(two_faces, tmp_path / "t.csv", Inventory(inventory.classes[:1]))
+    assert {(r["mzl"], r["hzl"], r["abz"]) for r in rows(tmp_path / "t.csv")} == {("", "", "")}
+    write_csv(two_faces, tmp_path / "t.csv")
+    assert {(r["mzl"], r["hzl"], r["abz"]) for r in rows(tmp_path / "t.csv")} == {("", "", "")}
+
+
 @pytest.mark.parametrize("text", ["=1+1", "+1", "-uš", "@SUM(A1)", "\t=1", "\r=1", "  =1"])
 def test_csv_holds_no_formula(text, tmp_path):
     line = Line(label=text, signs=(sign(1, 1, name=text, reading=text),))
@@ -184,3 +197,9 @@ def test_annotated_picture_refuses_other_formats_and_other_pictures(two_faces, t
     with pytest.raises(ValueError, match="read on a picture of 120 x 80 px, this one has 60 x 40"):
         write_annotated(other, two_faces, tmp_path / "a.png")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_text_says_which_faces_are_seen_at_an_angle() -> None:
+    line = Line(label="1", text="a")
+    text = to_text(tablet(Face(name="obverse", lines=(line,)), Face(name="left", lines=(line,), aside=True)))
+    assert text == "obverse\n1. a\n\nleft (seen at an angle: may repeat the faces)\n1. a\n"

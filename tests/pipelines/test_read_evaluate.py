@@ -76,3 +76,11 @@ def test_signs_are_matched_one_to_one() -> None:
     assert (scores.true_signs, scores.matched, scores.top1, scores.top5, scores.found_signs) == (3, 2, 1, 2, 3)
     add_signs(scores, None, truth, ["𒀀"] * 3)
     assert scores.true_signs == 6
+
+
+def test_faces_seen_at_an_angle_are_no_text() -> None:
+    read = tablet("a-na LUGAL", "be-li₂ …")
+    aside = Face(name="left", lines=(Line(label="1", text="LUGAL"),), aside=True)
+    scores = ReadScores()
+    add_text(scores, read.model_copy(update={"faces": (*read.faces, aside)}), REFERENCE)
+    assert scores.summary()["cer"] == 0

@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from dubsar.datasets.images import LoadedImage
+from dubsar.datasets.inventory import Inventory, SignClass
 from dubsar.datasets.tablet import Candidate, Face, Line, Sign, Tablet
 from dubsar.pipelines.reading.export import NO_SIGNS
 from dubsar.pipelines.reading.report import MAX_SIDE, write_report
@@ -106,6 +107,19 @@ def test_text_candidates_notes_and_provenance_are_shown(tmp_path):
     assert len(tooltips) == 4
     assert all("𒈗 lugal 75%, 𒀀 A 20%" in t for t in tooltips)
     assert [t for path, t in page.text if path[0:2] == ("html", "body") and "footer" in path].count("lugal") == 3
+
+
+def test_tooltips_name_the_catalogue_numbers(tmp_path):
+    inventory = Inventory((SignClass("𒈗", "LUGAL", "266", "115", "151"), SignClass("𒀀", "A", "839", "364|365", "579")))
+    write_report(picture(), tablet(), tmp_path / "report.html", inventory)
+    page = Page((tmp_path / "report.html").read_text("utf-8"))
+    tooltips = [t for path, t in page.text if path[-2:] == ("rect", "title")]
+    assert tooltips[0].split(" · ") == [
+        *("lugal", "𒈗 lugal 75%, 𒀀 A 20%", "MZL 266", "HZL 115", "ABZ 151", "intact", "confidence 50%")
+    ]
+    spans = [s["title"] for s in page.all("span") if "data-sign" in s]
+    assert [t for t in spans if "MZL 266" in t] == tooltips
+    assert spans[1].startswith("none · broken")  # a lost stretch has no number
 
 
 @pytest.mark.parametrize("text", HOSTILE)
