@@ -9,6 +9,7 @@ from dubsar.configs.base import Block
 from dubsar.configs.blocks import Count, Efficiency, Fraction, Natural, Optim, Positive, Trainer
 
 Name = Annotated[str, Field(pattern=r"^\w[\w.-]*$")]  # of a run: a folder is called so
+Device = Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:[0-9]+)?)$")]  # auto: the first GPU, or the CPU without one
 
 
 class ClassifyData(Block):
@@ -21,6 +22,8 @@ class ClassifyData(Block):
     balance_power: Fraction = 0.5  # weight of a class = count ** -power; 1 is fully balanced
     synthetic_fraction: Fraction = 0.0  # share of a training batch that is rendered
     limit: Natural = 0  # at most so many crops per split; 0: all
+    max_bad: Natural = 10  # training photographs that cannot be read are skipped and listed, up to so many
+    ignore_unknown: bool = False  # drop and count boxes that cannot be used or have no class, instead of refusing them
 
 
 class ClassifyModel(Block):
@@ -62,6 +65,8 @@ class DetectData(Block):
     synthetic_fraction: Fraction = 0.0
     synthetic_tablets: Natural = 0
     limit: Natural = 0  # at most so many photographs per split; 0: all
+    max_bad: Natural = 10  # training photographs that cannot be read are skipped and listed, up to so many
+    ignore_unknown: bool = False  # drop and count boxes that cannot be used or have no class, instead of refusing them
 
 
 class DetectModel(Block):
@@ -137,11 +142,13 @@ class ReadConfig(Block):
     detect_threshold: Fraction = 0.25
     doubtful_below: Fraction = 0.5  # a sign below this gets `?`
     unread_below: Fraction = 0.25  # a sign below this is written `x`
+    edges: Literal["aside", "text"] = "aside"  # aside: edges are read, but kept out of the running text
     top_k: Count = 5
     beams: Count = 1
     max_megapixels: Positive = 400.0
     threads: Natural = 0
-    precision: Literal["fp32", "bf16"] = "fp32"
+    device: Device = "auto"
+    precision: Literal["fp32", "bf16"] = "fp32"  # of detector and classifier; the transliterator computes in fp32
 
 
 STAGES: dict[str, type[ClassifyConfig] | type[DetectConfig] | type[TransliterateConfig]] = {

@@ -69,13 +69,15 @@ class SignClassifier(nn.Module):
 
     def forward(self, pixels_BCHW: torch.Tensor) -> torch.Tensor:
         """Return logits (B, classes) for RGB crops in 0-1."""
+        logits: torch.Tensor = self.net(self.normalised(pixels_BCHW))
+        return logits
+
+    def normalised(self, pixels_BCHW: torch.Tensor) -> torch.Tensor:
+        """Return what the backbone is fed (B, 3, H, W) for RGB crops in 0-1."""
         if self.per_crop:
             deviation, mean = torch.std_mean(pixels_BCHW, dim=(1, 2, 3), keepdim=True)
-            crops = (pixels_BCHW - mean) / (deviation + FLAT)
-        else:
-            crops = (pixels_BCHW - MEAN) / STD
-        logits: torch.Tensor = self.net(crops)
-        return logits
+            return (pixels_BCHW - mean) / (deviation + FLAT)
+        return (pixels_BCHW - MEAN) / STD
 
 
 def _load(net: nn.Module, path: Path) -> None:

@@ -1,8 +1,10 @@
 """Networks from configs and from trained files: what both training and reading need."""
 
+import re
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import T5Config
 
 from dubsar.configs.schema import ClassifyConfig, DetectConfig, TransliterateConfig
@@ -14,6 +16,26 @@ from dubsar.models.readings import ReadingCounts
 from dubsar.models.transliterator import SignAlignedT5, Size, build_transliterator, load_pretrained
 
 READINGS = "readings"  # name of the table of readings among a transliterator's tensors
+
+
+def find_device(name: str) -> torch.device:
+    """Return the device that a setting names.
+
+    Args:
+        name: ``cpu``, ``cuda``, ``cuda:N``, or ``auto``: the first GPU, or the CPU where there is none.
+
+    Raises:
+        ValueError: another name, or a GPU that is not there.
+    """
+    if not re.fullmatch(r"auto|cpu|cuda(:[0-9]+)?", name):
+        raise ValueError(f"device is {name!r}, expected auto, cpu, cuda or cuda:N")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name == "auto":
+        return torch.device("cuda" if count else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= count:
+        raise ValueError(f"device is {name!r}, but PyTorch finds {count} CUDA devices here; give cpu or auto")
+    return device
 
 
 def build_detector(config: DetectConfig, inventory_size: int) -> Detector:

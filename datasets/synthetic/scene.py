@@ -8,7 +8,7 @@ No font has Hittite sign shapes: see `glyphs.py`.
 """
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -240,6 +240,8 @@ def write_tablets(
     seed: int,
     fonts: Sequence[GlyphFont],
     lines: Sequence[tuple[str, str]] | None = None,
+    *,
+    watch: Callable[[range], Iterable[int]] = iter,
 ) -> list[Path]:
     """Render tablets into a folder: ``synthetic-000001.png`` and ``.json`` (`Tablet.to_dict`) and so on.
 
@@ -249,6 +251,7 @@ def write_tablets(
         seed: tablet number n gets seed ``seed + n - 1``.
         fonts: see `render_tablet`.
         lines: see `render_tablet`.
+        watch: goes over the numbers of the tablets, and may show how far it is.
 
     Returns:
         The pictures' paths.
@@ -263,7 +266,7 @@ def write_tablets(
             f"{out} is not empty; synthetic tablets are never mixed with other files: name a new folder"
         )
     paths = []
-    for number in range(1, count + 1):
+    for number in watch(range(1, count + 1)):
         made = render_tablet(seed + number - 1, fonts=fonts, lines=lines)
         path = out / f"synthetic-{number:06d}.png"
         Image.fromarray(made.rgb_HW3).save(path)

@@ -1,16 +1,18 @@
 """Read one photograph or a folder of them: progress, results in files, and a table of what failed and why."""
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from dubsar.configs.schema import ReadConfig
 from dubsar.datasets.images import ImageError, find_images
+from dubsar.datasets.sources import require_outside_data
 from dubsar.pipelines.reading.export import to_text, write_annotated, write_csv, write_json, write_text
+from dubsar.pipelines.reading.progress import watched
 from dubsar.pipelines.reading.read import Reading, load_engine, read_photograph
 from dubsar.pipelines.reading.report import write_report
 
@@ -23,17 +25,20 @@ class Outcome:
     failed: list[tuple[Path, str]] = field(default_factory=list)
 
 
-def read_photographs(source: Path, out: Path | None, config: ReadConfig) -> Outcome:
+def read_photographs(source: Path, out: Path | None, config: ReadConfig, *, overwrite: bool = False) -> Outcome:
     """Read a photograph, or all below a folder, and go on past those that cannot be read.
 
     Args:
         source: a picture file, or a folder.
         out: where results go: for one photograph into this folder, for a folder one folder each, named like the file.
         config: how to read.
+        overwrite: let results of a photograph replace those of another one.
 
     Raises:
         FileNotFoundError: there is no such file or folder.
+        FileExistsError: ``out`` holds the results of another photograph.
         ImageError: the only photograph is not usable, or the folder holds none.
+        ValueError: ``out`` lies in the data folder, or the config's device is not there.
     """
     if not source.exists():
         raise FileNotFoundError(f"{source}: no such photograph or folder")
@@ -42,28 +47,26 @@ def read_photographs(source: Path, out: Path | None, config: ReadConfig) -> Outc
     paths = [p for p in find_images(source) if not _is_below(p, out)] if source.is_dir() else [source]
     if not paths:
         raise ImageError(f"{source}: no pictures in this folder; expected JPEG, PNG, TIFF, BMP, WebP or GIF")
+    if out is not None:
+        require_outside_data(out, "--out")
+        if not source.is_dir() and not overwrite:
+            _require_own(out, source)
     engine = load_engine(config)
     outcome = Outcome()
-    console = Console(stderr=True)
-    columns = (TextColumn("reading"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    quiet = not console.is_terminal or len(paths) < 2
-    with Progress(*columns, console=console, disable=quiet, redirect_stdout=False, redirect_stderr=False) as progress:
-        task = progress.add_task("", total=len(paths))
-        for path in paths:
-            try:
-                reading = read_photograph(path, engine, config)
-            except (ImageError, OSError, MemoryError) as error:  # a fault of this file: the others go on
-                if not source.is_dir():
-                    raise
-                outcome.failed.append((path, str(error) or type(error).__name__))
-            else:
-                if out is not None:
-                    write_results(reading, out / path.relative_to(source) if source.is_dir() else out)
-                outcome.done.append(path)
-                _print(reading, titled=len(paths) > 1)
-            progress.advance(task)
+    for path in watched(paths, "reading"):
+        try:
+            reading = read_photograph(path, engine, config)
+        except (ImageError, OSError, MemoryError) as error:  # a fault of this file: the others go on
+            if not source.is_dir():
+                raise
+            outcome.failed.append((path, str(error) or type(error).__name__))
+        else:
+            if out is not None:
+                write_results(reading, out / path.relative_to(source) if source.is_dir() else out)
+            outcome.done.append(path)
+            _print(reading, titled=len(paths) > 1)
     if outcome.failed:
-        _print_failures(outcome, source, console)
+        _print_failures(outcome, source, Console(stderr=True))
     if out is not None and outcome.done:
         print(f"written to {out}")
     return outcome
@@ -73,14 +76,30 @@ def _is_below(path: Path, folder: Path | None) -> bool:
     return folder is not None and path.resolve().is_relative_to(folder.resolve())
 
 
+def _require_own(out: Path, photograph: Path) -> None:
+    """Refuse a folder that holds the results of a photograph of another name."""
+    path = out / "tablet.json"
+    if not path.exists():
+        return
+    try:
+        other = json.loads(path.read_bytes())["image"]
+    except (ValueError, KeyError, TypeError):
+        other = "something else"
+    if other != photograph.name:
+        raise FileExistsError(
+            f"{path}: holds the results of {other}, not of {photograph.name}; "
+            "name another folder with -o, or replace them with --overwrite"
+        )
+
+
 def write_results(reading: Reading, folder: Path) -> None:
     """Write report, JSON, text, CSV and the annotated picture of one reading."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(reading.tablet, folder / "tablet.json")
     write_text(reading.tablet, folder / "tablet.txt")
-    write_csv(reading.tablet, folder / "signs.csv")
+    write_csv(reading.tablet, folder / "signs.csv", reading.inventory)
     write_annotated(reading.image, reading.tablet, folder / "annotated.jpg")
-    write_report(reading.image, reading.tablet, folder / "report.html")
+    write_report(reading.image, reading.tablet, folder / "report.html", reading.inventory)
 
 
 def _print(reading: Reading, *, titled: bool) -> None:

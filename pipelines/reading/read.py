@@ -25,6 +25,7 @@ from dubsar.configs.schema import ReadConfig, shipped_config
 from dubsar.datasets.alignment import READING, bare
 from dubsar.datasets.boxes import Floats
 from dubsar.datasets.images import LoadedImage, load_image
+from dubsar.datasets.inventory import Inventory
 from dubsar.datasets.spelling import code_points
 from dubsar.datasets.tablet import BoxXYXY, Candidate, Face, Line, Sign, Tablet
 from dubsar.pipelines.reading.faces import FaceView, assign_faces, split_faces
@@ -34,15 +35,17 @@ if TYPE_CHECKING:
     from dubsar.pipelines.reading.engine import Engine
 
 BROKEN = "[...]"
+EDGES = {"left", "right", "top", "bottom"}
 
 
 @dataclass
 class Reading:
-    """A tablet that was read, the photograph, and the seconds that each step took."""
+    """A tablet that was read, the photograph, the seconds that each step took, and the signs that could be named."""
 
     tablet: Tablet
     image: LoadedImage
     seconds: dict[str, float] = field(default_factory=dict)
+    inventory: Inventory | None = None
 
 
 def read_tablet(path: Path, config: ReadConfig | None = None) -> Tablet:
@@ -105,6 +108,8 @@ def read_photograph(path: Path, engine: "Engine", config: ReadConfig) -> Reading
             numbered = tuple(line.model_copy(update={"label": str(n)}) for n, line in enumerate(own, start=1))
             box = _as_box(image.to_file_pixels(np.array([view.box]))[0])
             faces.append(Face(name=view.name, box=box, lines=numbered))
+    if config.edges == "aside":
+        faces = set_aside(faces)
     notes = () if signs else ("no sign was found on this photograph",)
     tablet = Tablet(
         identifier=path.stem,
@@ -115,7 +120,18 @@ def read_photograph(path: Path, engine: "Engine", config: ReadConfig) -> Reading
         provenance=dict(engine.provenance),
         notes=notes,
     )
-    return Reading(tablet, image, seconds)
+    return Reading(tablet, image, seconds, engine.inventory)
+
+
+def set_aside(faces: list[Face]) -> list[Face]:
+    """Put views of the edges behind the faces and mark them, for they show the ends of the same lines at an angle.
+
+    Where there is no other face, the edges are the text.
+    """
+    main = [f for f in faces if f.name not in EDGES]
+    if not main:
+        return faces
+    return main + [f.model_copy(update={"aside": True}) for f in faces if f.name in EDGES]
 
 
 def transliterate_lines(lines: list[list[Sign]], engine: "Engine", config: ReadConfig) -> list[Line]:

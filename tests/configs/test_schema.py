@@ -87,6 +87,18 @@ def test_values_out_of_range_are_explained(override: str, message: str) -> None:
     assert str(caught.value).startswith(f"command line: {message}")
 
 
+@pytest.mark.parametrize("device", ["auto", "cpu", "cuda", "cuda:1"])
+def test_reading_takes_a_device(device: str) -> None:
+    assert load(shipped_config("read"), ReadConfig).device == "auto"
+    assert load(shipped_config("read"), ReadConfig, (f"device={device}",)).device == device
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "CPU", "cuda:1 "])
+def test_another_device_is_refused(device: str) -> None:
+    with pytest.raises(ConfigError, match=r"'device' is '.*': String should match pattern"):
+        load(shipped_config("read"), ReadConfig, (f"device='{device}'",))
+
+
 def test_a_missing_block_is_named(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text("stage: classify\nmodel: {}\n", encoding="utf-8")
     with pytest.raises(ConfigError) as caught:

@@ -254,7 +254,9 @@ def test_render_sign(noto, keep_aspect):
 
 def test_write_tablets(tmp_path, noto):
     out = tmp_path / "made"
-    paths = write_tablets(2, out, 7, [noto], LINES)
+    watched = []
+    paths = write_tablets(2, out, 7, [noto], LINES, watch=lambda numbers: watched.append(numbers) or numbers)
+    assert watched == [range(1, 3)]
     assert [p.name for p in paths] == ["synthetic-000001.png", "synthetic-000002.png"]
     tablet = Tablet.from_dict(json.loads((out / "synthetic-000002.json").read_text(encoding="utf-8")))
     assert tablet.identifier == "synthetic-8"

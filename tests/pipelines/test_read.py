@@ -13,9 +13,9 @@ from PIL import Image
 from dubsar.configs.schema import ReadConfig
 from dubsar.datasets.images import ImageError
 from dubsar.datasets.inventory import Inventory, SignClass
-from dubsar.datasets.tablet import Candidate, Sign, Tablet
+from dubsar.datasets.tablet import Candidate, Face, Line, Sign, Tablet
 from dubsar.pipelines.reading import folder
-from dubsar.pipelines.reading.read import read_photograph, show
+from dubsar.pipelines.reading.read import read_photograph, set_aside, show
 
 CONFIG = ReadConfig(detect_threshold=0.3, doubtful_below=0.5, unread_below=0.2)
 INVENTORY = Inventory((SignClass("𒀀", "A", "839"), SignClass("𒎌", "|ME.U.U.U|", ""), SignClass("𒁹", "DIŠ", "748")))
@@ -100,6 +100,7 @@ def test_a_sign_outside_every_view_is_kept(photo: Path) -> None:
 
 def test_no_sign_is_an_empty_valid_reading(photo: Path, tmp_path: Path) -> None:
     reading = read_photograph(photo, KnownEngine([], [], []), CONFIG)  # type: ignore[arg-type]
+    assert reading.inventory == INVENTORY
     folder.write_results(reading, tmp_path / "out")
     assert reading.tablet.notes == ("no sign was found on this photograph",)
     with (tmp_path / "out" / "signs.csv").open(encoding="utf-8") as file:
@@ -163,6 +164,25 @@ def test_results_are_not_read_as_photographs_and_names_are_no_markup(
         folder.read_photographs(photos, photos, CONFIG)
 
 
+def test_results_of_another_photograph_are_replaced_only_on_request(
+    photo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folder, "load_engine", lambda _: KnownEngine(row(40, 60), [0.9], [0]))
+    out, other = tmp_path / "out", tmp_path / "other.png"
+    other.write_bytes(photo.read_bytes())
+    for _ in range(2):  # the same photograph may be read again
+        folder.read_photographs(photo, out, CONFIG)
+    before = {p.name: p.read_bytes() for p in out.iterdir()}
+    with pytest.raises(FileExistsError, match=r"holds the results of tablet\.png, not of other\.png; .*--overwrite"):
+        folder.read_photographs(other, out, CONFIG)
+    assert {p.name: p.read_bytes() for p in out.iterdir()} == before
+    folder.read_photographs(other, out, CONFIG, overwrite=True)
+    assert json.loads((out / "tablet.json").read_text(encoding="utf-8"))["image"] == "other.png"
+    (out / "tablet.json").write_text("[]", encoding="utf-8")
+    with pytest.raises(FileExistsError, match="holds the results of something else"):
+        folder.read_photographs(other, out, CONFIG)
+
+
 def test_what_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folder, "load_engine", lambda _: KnownEngine([], [], []))
     with pytest.raises(FileNotFoundError, match="no such photograph"):
@@ -172,3 +192,20 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "empty.jpg").touch()
     with pytest.raises(ImageError, match="0 bytes"):
         folder.read_photographs(tmp_path / "empty.jpg", None, CONFIG)
+
+
+def test_views_of_the_edges_stand_behind_the_faces_and_out_of_the_running_text() -> None:
+    faces = [Face(name=n, lines=(Line(label="1", text=n),)) for n in ("obverse", "bottom", "reverse", "left")]
+    tablet = Tablet(identifier="T", width=9, height=9, faces=tuple(set_aside(faces)))
+    assert [(f.name, f.aside) for f in tablet.faces] == [
+        ("obverse", False),
+        ("reverse", False),
+        ("bottom", True),
+        ("left", True),
+    ]
+    assert [line.text for line in tablet.text()] == ["obverse", "reverse"]
+
+
+def test_an_edge_photographed_alone_is_the_text() -> None:
+    faces = [Face(name="left", lines=(Line(label="1", text="x"),))]
+    assert set_aside(faces) == faces
