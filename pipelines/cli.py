@@ -34,6 +34,12 @@ class Stage(StrEnum):
     transliterate = "transliterate"
 
 
+class Exported(StrEnum):
+    """What can be exported for use in other programs."""
+
+    detect = "detect"
+
+
 class Evaluated(StrEnum):
     """What can be evaluated."""
 
@@ -52,10 +58,11 @@ class Split(StrEnum):
 
 
 Overrides = Annotated[list[str] | None, typer.Argument(help="Overrides such as `optim.lr=3e-4`.", show_default=False)]
+Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N; auto is the GPU where there is one.")]
 
 
 @app.command()
-def read(
+def read(  # noqa: PLR0917 - typer passes all by name
     source: Annotated[Path, typer.Argument(help="A photograph, or a folder of them.", show_default=False)],
     overrides: Overrides = None,
     out: Annotated[
@@ -64,6 +71,8 @@ def read(
     config: Annotated[Path | None, typer.Option(help="A YAML like configs/read.yaml.")] = None,
     language: Annotated[str | None, typer.Option(help="akk, hit or xhu.")] = None,
     max_megapixels: Annotated[float | None, typer.Option(help="Refuse larger pictures.")] = None,
+    device: Device = None,
+    overwrite: Annotated[bool, typer.Option(help="Replace another photograph's results in the folder.")] = False,
 ) -> None:
     """Transliterate a photograph, or a folder of photographs.
 
@@ -79,9 +88,9 @@ def read(
     """
     from dubsar.pipelines.reading.folder import read_photographs
 
-    given = {"language": language, "max_megapixels": max_megapixels}
+    given = {"language": language, "max_megapixels": max_megapixels, "device": device}
     settings = [*(overrides or []), *(f"{key}={value}" for key, value in given.items() if value is not None)]
-    outcome = read_photographs(source, out, _read_config(config, settings))
+    outcome = read_photographs(source, out, _read_config(config, settings), overwrite=overwrite)
     if outcome.failed:
         raise typer.Exit(SOME_FAILED if outcome.done else ALL_FAILED)
 
@@ -116,13 +125,14 @@ def train(  # noqa: PLR0917 - typer passes all by name
 
 
 @app.command()
-def evaluate(
+def evaluate(  # noqa: PLR0917 - typer passes all by name
     what: Evaluated,
     overrides: Overrides = None,
     split: Annotated[Split, typer.Option(help="Tune on dev; test is for the final number.")] = Split.dev,
     weights: Annotated[Path | None, typer.Option(help="Weights; without it those that ship.")] = None,
     limit: Annotated[int, typer.Option(help="At most so many photographs or lines; 0: all.")] = 0,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Also write the scores as JSON.")] = None,
+    device: Device = None,
 ) -> None:
     """Score a stage, or reading from photograph to text.
 
@@ -141,9 +151,10 @@ def evaluate(
             f"{overrides[0]!r}: weights are scored as they were trained; only `evaluate read` takes settings"
         )
     if what is Evaluated.read:
-        evaluate_read(_read_config(None, overrides or []), split.value, limit=limit, out=out)
+        settings = [*(overrides or []), *([f"device={device}"] if device else [])]
+        evaluate_read(_read_config(None, settings), split.value, limit=limit, out=out)
     else:
-        evaluate_stage(what.value, weights, split.value, limit=limit, out=out)
+        evaluate_stage(what.value, weights, split.value, limit=limit, out=out, device=device or "auto")
 
 
 @app.command()
@@ -199,6 +210,28 @@ def ship(
     from dubsar.pipelines.ship import ship as ship_run
 
     ship_run(stage.value, run or Path("runs") / stage.value / "small")
+
+
+@app.command()
+def export(
+    what: Annotated[Exported, typer.Argument(help="The detector is what others can use.", show_default=False)],
+    out: Annotated[Path, typer.Option("-o", "--out", help="The file to write, *.pt.", show_default=False)],
+    weights: Annotated[Path | None, typer.Option(help="Weights; without it those that ship.")] = None,
+    overwrite: Annotated[bool, typer.Option(help="Replace a file that is there.")] = False,
+) -> None:
+    """Write the detector as a .pt for use in Ultralytics (`YOLO("detector.pt")`).
+
+    That format is a pickle, which can run code when it is loaded. Ultralytics needs it; dubsar itself never loads one.
+
+    Examples:
+
+        dubsar export detect -o detector.pt
+
+        dubsar export detect -o mine.pt --weights runs/detect/mine --overwrite
+    """
+    from dubsar.pipelines.export_detector import export_detector
+
+    export_detector(weights, out, overwrite=overwrite)
 
 
 @app.command()

@@ -3,12 +3,13 @@
 import resource
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
 from dubsar.configs.schema import ReadConfig
@@ -16,41 +17,56 @@ from dubsar.datasets.alignment import ReadingTable
 from dubsar.datasets.formats.catf import read_catf
 from dubsar.datasets.formats.tablet_signs import Photograph, read_tablet_signs
 from dubsar.datasets.images import ImageError, load_image
+from dubsar.datasets.inventory import read_inventory
 from dubsar.datasets.lines import read_line_pairs
-from dubsar.datasets.sources import data_root
+from dubsar.datasets.photographs import labelled_photographs
+from dubsar.datasets.sources import data_root, require_outside_data
 from dubsar.models.checkpoint import shipped
 from dubsar.pipelines.callbacks import write_json
 from dubsar.pipelines.metrics import Found, average_precision, score_classes, score_text
-from dubsar.pipelines.networks import inventory_of, load_byt5, load_classifier, load_detector
+from dubsar.pipelines.networks import find_device, inventory_of, load_byt5, load_classifier, load_detector
 from dubsar.pipelines.reading.engine import LEAST_SCORE
 from dubsar.pipelines.reading.evaluate import ReadScores, add_signs, add_text
+from dubsar.pipelines.reading.progress import watched
 from dubsar.pipelines.training import commit, hardware
 
 Scores = dict[str, dict[str, float]]
+_CPU = torch.device("cpu")
 
 
-def evaluate_stage(stage: str, weights: Path | None, split: str, *, limit: int = 0, out: Path | None = None) -> Scores:
-    """Score one stage's weights on a split, and print and return the scores by subset."""
-    path = weights or shipped(stage)
-    scores = SCORERS[stage](path, split, limit)
-    _report(f"{stage} on {split}", scores, out)
+def evaluate_stage(
+    stage: str, weights: Path | None, split: str, *, limit: int = 0, out: Path | None = None, device: str = "auto"
+) -> Scores:
+    """Score one stage's weights on a split, and print and return the scores by subset.
+
+    Raises:
+        ValueError: the device is not there, or ``out`` lies in the data folder.
+    """
+    if out is not None:
+        require_outside_data(out, "--out")
+    found = find_device(device)
+    scores = SCORERS[stage](weights or shipped(stage), split, limit, found)
+    _report(f"{stage} on {split}", scores, out, found)
     return scores
 
 
-def _classify(path: Path, split: str, limit: int) -> Scores:
+def _classify(path: Path, split: str, limit: int, device: torch.device = _CPU) -> Scores:
     """Score true boxes: one crop each; as reading does it (three margins); the same over the classes of training."""
     from dubsar.datasets.crops import CropSize
     from dubsar.pipelines.reading.engine import classify_crops, margins, mean_probabilities
     from dubsar.pipelines.stages.classify import read_crops
 
     network, config, file = load_classifier(path)
+    network.to(device)
     size = CropSize(config.data.crop_px, config.data.context)
     inventory = inventory_of(file, path)
-    crops = [read_crops(data_root(), split, s, inventory, limit) for s in margins(size)]
+    unknown = config.data.ignore_unknown
+    crops = [read_crops(data_root(), split, s, inventory, limit, ignore_unknown=unknown) for s in margins(size)]
     truth = crops[0].classes_N
     views = [classify_crops(network, c.pixels_NSS3) for c in crops]
     three = mean_probabilities(views, float(file.card.get("temperature", 1.0))).numpy()
-    taught = {b.glyph for p in read_tablet_signs(data_root(), split="train") for b in p.boxes}
+    train = labelled_photographs(data_root(), "train", inventory, ignore_unknown=unknown)
+    taught = {b.glyph for p in train for b in p.boxes}
     seen = np.isin(truth, [inventory.id_of_glyph[g] for g in taught])
     return {
         "one crop": score_classes(views[0].numpy(), truth).to_dict(),
@@ -59,12 +75,16 @@ def _classify(path: Path, split: str, limit: int) -> Scores:
     }
 
 
-def _detect(path: Path, split: str, limit: int) -> Scores:
+def _detect(path: Path, split: str, limit: int, device: torch.device = _CPU) -> Scores:
     """Score detection on the CompVis part and on the eBL part."""
     from dubsar.pipelines.stages.detect import score_photographs
 
-    network, config, _ = load_detector(path)
-    photographs = [p for p in read_tablet_signs(data_root(), split=split) if p.boxes]
+    network, config, file = load_detector(path)
+    network.to(device)
+    inventory = inventory_of(file, path)
+    if config.model.classes == "inventory":  # its classes are scored by the data's ids
+        read_inventory(data_root()).require(inventory.hash, str(path))
+    photographs = labelled_photographs(data_root(), split, ignore_unknown=config.data.ignore_unknown)
     parts = {s: [p for p in photographs if p.source == s][: limit or None] for s in ("compvis", "ebl")}
     return {
         name: score_photographs(network, part, config) | {"photographs": len(part)}
@@ -73,27 +93,33 @@ def _detect(path: Path, split: str, limit: int) -> Scores:
     }
 
 
-def _transliterate(path: Path, split: str, limit: int) -> Scores:
-    """Score lines by source; Hittite also on KBo 32.14 alone, whose tablet is in no other split."""
+def _transliterate(path: Path, split: str, limit: int, device: torch.device = _CPU) -> Scores:
+    """Score lines by source: as shipped, the network without its table of readings, and the commonest readings alone.
+
+    Hittite also on KBo 32.14 alone, whose tablet is in no other split.
+    """
     from dubsar.pipelines.stages.transliterate import score_lines
 
     network, config, _ = load_byt5(path)
-    compact = config.model.sign_encoding == "compact"
+    network.to(device)
+    compact, beams = config.model.sign_encoding == "compact", config.model.beams
+    score = partial(score_lines, network, compact=compact, beams=beams)
+    weight = network.readings_weight
     scores: Scores = {}
     for source in config.data.sources:
         lines = [p for p in read_line_pairs(data_root(), source, split) if p.language != "xhu" and p.signs]
-        scores[source] = score_lines(
-            network, lines[: limit or None], compact=compact, beams=config.model.beams
-        ).to_dict()
+        lines = lines[: limit or None]
+        scores[source] = score(lines).to_dict()
+        alone = [p for p in lines if p.text_id == "KBo 32.14"]
+        if alone:
+            scores["hittite, KBo 32.14"] = score(alone).to_dict()
+        network.readings_weight = 0.0
+        scores[f"{source}, network alone"] = score(lines).to_dict()
+        network.readings_weight = weight
         table = ReadingTable.count((p.signs, p.translit) for p in read_line_pairs(data_root(), source, "train"))
         scores[f"{source}, commonest readings"] = score_text(
             ["-".join(map(table.commonest, p.signs)) for p in lines], [p.translit for p in lines]
         ).to_dict()
-        alone = [p for p in lines if p.text_id == "KBo 32.14"]
-        if alone:
-            scores["hittite, KBo 32.14"] = score_lines(
-                network, alone, compact=compact, beams=config.model.beams
-            ).to_dict()
     return scores
 
 
@@ -101,13 +127,19 @@ SCORERS = {"classify": _classify, "detect": _detect, "transliterate": _translite
 
 
 def evaluate_read(config: ReadConfig, split: str, *, limit: int = 0, out: Path | None = None) -> Scores:
-    """Read every photograph of a split and score it from boxes to text; a photograph that fails counts in full."""
+    """Read every photograph of a split and score it from boxes to text; a photograph that fails counts in full.
+
+    Raises:
+        ValueError: the config's device is not there, or ``out`` lies in the data folder.
+    """
     from dubsar.pipelines.reading.read import load_engine, read_photograph
 
+    if out is not None:
+        require_outside_data(out, "--out")
     root, engine = data_root(), load_engine(config)
     scores, found = ReadScores(), []
     photographs = read_tablet_signs(root, split=split)[: limit or None]
-    for photograph in track(photographs, "reading", console=Console(stderr=True), disable=not Console().is_terminal):
+    for photograph in watched(photographs, "reading"):
         tablet = None
         try:
             reading = read_photograph(photograph.path, engine, config)
@@ -126,7 +158,7 @@ def evaluate_read(config: ReadConfig, split: str, *, limit: int = 0, out: Path |
     for name, part in zip(("class-agnostic", "with class"), zip(*found, strict=True), strict=False):
         summary |= {f"{measure} {name}, compvis": value for measure, value in average_precision(part).items()}
     result = {"read": summary}
-    _report(f"read on {split}, {len(photographs)} photographs", result, out)
+    _report(f"read on {split}, {len(photographs)} photographs", result, out, engine.device)
     return result
 
 
@@ -152,11 +184,11 @@ def _peak_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def _report(title: str, scores: Scores, out: Path | None) -> None:
+def _report(title: str, scores: Scores, out: Path | None, device: torch.device) -> None:
     names = list(dict.fromkeys(k for part in scores.values() for k in part))
-    table = Table("measure", *scores, title=f"{title} (commit {commit()}, {hardware()})")
+    table = Table("measure", *scores, title=f"{title} (commit {commit()}, {hardware(device)})")
     for name in names:
         table.add_row(name, *(f"{part[name]:.2f}" if name in part else "" for part in scores.values()))
     Console(soft_wrap=True).print(table)
     if out is not None:
-        write_json(out, {"title": title, "commit": commit(), "hardware": hardware(), "scores": scores})
+        write_json(out, {"title": title, "commit": commit(), "hardware": hardware(device), "scores": scores})

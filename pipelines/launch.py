@@ -12,12 +12,13 @@ from rich.table import Table
 from dubsar.configs.base import dump
 from dubsar.configs.schema import StageConfig
 from dubsar.datasets.lines import COLLECTIONS, read_line_pairs
-from dubsar.datasets.sources import data_root, require_data
+from dubsar.datasets.sources import data_root, require_data, require_outside_data
 from dubsar.datasets.synthetic.glyphs import available_fonts
 from dubsar.datasets.synthetic.scene import write_tablets
 from dubsar.pipelines.levers.resolve import Resolved, resolve_config
+from dubsar.pipelines.reading.progress import watched
 from dubsar.pipelines.run_report import write_run_report
-from dubsar.pipelines.training import open_run, seed_everything
+from dubsar.pipelines.training import check_run, seed_everything
 
 _BYTES_PER_PARAMETER = 16  # float32 weight, gradient and AdamW's two moments
 
@@ -28,14 +29,18 @@ def stage_module(stage: str) -> Any:
 
 
 def launch(config: StageConfig, folder: Path, *, resume: bool = False, overwrite: bool = False) -> dict[str, float]:
-    """Train a stage in its run folder and print the scores of its best weights on dev."""
+    """Train a stage in its run folder and print the scores of its best weights on dev.
+
+    A run that is there already is deleted or written to only when the stage is built and its data are read.
+    """
+    require_outside_data(folder, "--run")
     levers = resolve_config(config)
     _require_inputs(config)
+    check_run(folder, config, resume=resume, overwrite=overwrite)
     seed_everything(config.trainer)
-    run = open_run(folder, config, levers, resume=resume, overwrite=overwrite)
     print_levers(levers)
-    scores: dict[str, float] = stage_module(config.stage).run(config, run, resume=resume)
-    write_run_report(run.path, scores)
+    scores: dict[str, float] = stage_module(config.stage).run(config, folder, resume=resume, overwrite=overwrite)
+    write_run_report(folder, scores)
     print(f"{folder}: best weights on dev  " + "  ".join(f"{k} {v:.4g}" for k, v in scores.items()))
     return scores
 
@@ -85,8 +90,9 @@ def render_tablets(count: int, out: Path, *, seed: int, fonts: list[Path], text:
 
     Raises:
         FontError: no font is found.
-        ValueError: no such line table.
+        ValueError: no such line table, or the folder lies in the data folder.
     """
+    require_outside_data(out, "--out")
     lines = None
     if text is not None:
         if text not in {"oracc", "hittite"}:
@@ -99,5 +105,6 @@ def render_tablets(count: int, out: Path, *, seed: int, fonts: list[Path], text:
             f"{glyph_table} is not there, so the font Assyrian cannot be used: shapes are monumental (set DUBSAR_DATA)"
         )
     started = time.process_time()
-    write_tablets(count, out, seed, available_fonts(glyph_table if glyph_table.exists() else None, extra=fonts), lines)
+    found = available_fonts(glyph_table if glyph_table.exists() else None, extra=fonts)
+    write_tablets(count, out, seed, found, lines, watch=lambda numbers: watched(numbers, "rendering"))
     print(f"{out}: {count} tablets, {count / (time.process_time() - started):.1f} per second of CPU time")

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from dubsar.datasets.crops import CropSize
+from dubsar.datasets.inventory import read_inventory
 from dubsar.datasets.sources import data_root
 from dubsar.models.checkpoint import load_model, save_model, shipped
 from dubsar.pipelines.evaluation import SCORERS
@@ -19,11 +20,16 @@ def ship(stage: str, run: Path) -> None:
     Raises:
         FileNotFoundError: the run has no weights.
         CheckpointError: they are damaged, or of another stage.
+        InventoryMismatch: they were trained for other classes than those of the data folder.
     """
     file = load_model(run, stage)
     card = dict(file.card) | {"training_seconds": training_seconds(run)}
     for made_anew in ("format", "sha256", "parameters", "versions"):
         card.pop(made_anew, None)
+    if "inventory" in card:  # the same classes, with all catalogue numbers that the sign list gives by now
+        inventory = read_inventory(data_root())
+        inventory.require(card["inventory_hash"], str(run))
+        card["inventory"] = inventory.to_list()
     if stage == "classify":
         card["temperature"] = fit_temperature(run / stage)
     save_model(shipped(stage), file.state, card, dtype=torch.float16)
@@ -43,7 +49,8 @@ def fit_temperature(weights: Path) -> float:
 
     network, config, file = load_classifier(weights)
     size = CropSize(config.data.crop_px, config.data.context)
-    crops = read_crops(data_root(), "dev", size, inventory_of(file, weights))
+    unknown = config.data.ignore_unknown
+    crops = read_crops(data_root(), "dev", size, inventory_of(file, weights), ignore_unknown=unknown)
     logits, truth = classify_crops(network, crops.pixels_NSS3), torch.from_numpy(crops.classes_N)
     candidates = torch.logspace(-0.7, 0.5, 61).tolist()
     losses = [float(torch.nn.functional.cross_entropy(logits / t, truth)) for t in candidates]

@@ -4,6 +4,7 @@ import logging
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,9 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint, RichProgressB
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch.utils.data import DataLoader
 
-from dubsar.configs.base import dump
+from dubsar.configs.base import dump, load
 from dubsar.configs.blocks import Trainer
-from dubsar.configs.schema import StageConfig
+from dubsar.configs.schema import STAGES, StageConfig
 from dubsar.models.checkpoint import write_atomically
 from dubsar.pipelines.callbacks import (
     AtomicFiles,
@@ -31,6 +32,22 @@ from dubsar.pipelines.callbacks import (
 from dubsar.pipelines.levers.resolve import Resolved
 from dubsar.pipelines.optim import first_averaged_step
 from dubsar.pipelines.stream import Stream
+
+# What a resumed run may change. Length: a longer run is the reason to resume, and the schedule is drawn anew over it.
+# When to look, log and save; how fast and where to compute: none of these change which batch makes which step. All else
+# would make another run of it, part of which was trained by settings that no file tells of any more.
+RESUMABLE = frozenset(
+    {
+        "trainer.max_steps",
+        "trainer.val_every_steps",
+        "trainer.checkpoint_every_minutes",
+        "trainer.log_every_steps",
+        "trainer.threads",
+        "trainer.workers",
+        "trainer.accelerator",
+        "efficiency.strict",
+    }
+)
 
 
 class RunFolderError(ValueError):
@@ -59,17 +76,15 @@ class RunFolder:
         return self.checkpoints / "best.ckpt"
 
 
-def open_run(
-    path: Path, config: StageConfig, levers: Resolved, *, resume: bool = False, overwrite: bool = False
-) -> RunFolder:
-    """Prepare a run folder and write ``config.yaml`` and ``levers.json``.
+def check_run(path: Path, config: StageConfig, *, resume: bool = False, overwrite: bool = False) -> None:
+    """Refuse a run folder that cannot be used as asked; nothing is written.
 
     Raises:
         RunFolderError: the folder is not empty and neither ``resume`` nor ``overwrite`` is set, or both are, or
-            there is nothing to resume.
+            there is nothing to resume, or the run to resume has another config (see `RESUMABLE`).
+        ConfigError: the config of the run to resume cannot be read.
         NotADirectoryError: there is a file of that name.
     """
-    run = RunFolder(path)
     if resume and overwrite:
         raise RunFolderError(f"{path}: --resume goes on with a run and --overwrite deletes it; give one of them")
     if path.exists() and not path.is_dir():
@@ -81,9 +96,50 @@ def open_run(
             raise RunFolderError(
                 f"{path}: holds no config.yaml, so it is no run folder; --overwrite will not delete it"
             )
+    if resume:
+        _check_resumed(RunFolder(path), config)
+
+
+def _check_resumed(run: RunFolder, config: StageConfig) -> None:
+    stored = run.path / "config.yaml"
+    for needed in (run.last, stored):
+        if not needed.exists():
+            raise RunFolderError(
+                f"{run.path}: no checkpoint to resume from (expected {needed}); start without --resume"
+            )
+    before, now = (c.model_dump(mode="json") for c in (load(stored, STAGES[config.stage]), config))
+    changed = [f"{key} is {new!r} (was {old!r})" for key, old, new in _differences(before, now) if key not in RESUMABLE]
+    if changed:
+        raise RunFolderError(
+            f"{run.path}: --resume with another config than the run's: {', '.join(changed)}; put the old values back, "
+            f"or start anew with --overwrite or another --run (only {', '.join(sorted(RESUMABLE))} may change)"
+        )
+
+
+def _differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yield ``block.key``, old and new value of each setting that differs."""
+    for key in sorted(old | new):
+        before, after = old.get(key), new.get(key)
+        if isinstance(before, dict) and isinstance(after, dict):
+            yield from _differences(before, after, f"{prefix}{key}.")
+        elif before != after:
+            yield f"{prefix}{key}", before, after
+
+
+def open_run(
+    path: Path, config: StageConfig, levers: Resolved, *, resume: bool = False, overwrite: bool = False
+) -> RunFolder:
+    """Prepare a run folder and write ``config.yaml`` and ``levers.json``; with ``overwrite`` the old run is deleted.
+
+    Call it when all that can fail before the first step has passed: the data are read and the trainer is built.
+
+    Raises:
+        RunFolderError: see `check_run`, as for its other errors.
+    """
+    check_run(path, config, resume=resume, overwrite=overwrite)
+    if overwrite and path.exists():
         shutil.rmtree(path)
-    if resume and not run.last.exists():
-        raise RunFolderError(f"{path}: no checkpoint to resume from (expected {run.last}); start without --resume")
+    run = RunFolder(path)
     write_atomically(path / "config.yaml", lambda f: f.write(dump(config).encode()))
     write_json(path / "levers.json", levers.to_list())
     return run
@@ -173,6 +229,26 @@ def one_batch() -> DataLoader[Any]:
     return DataLoader(torch.zeros(1, 1))  # type: ignore[arg-type]
 
 
+def model_card(config: StageConfig, dev: dict[str, Any], **extra: Any) -> dict[str, Any]:
+    """Return what goes beside a run's weights.
+
+    Args:
+        config: what was trained.
+        dev: scores on dev.
+        extra: what the stage adds: licence, and inventory, normalisation, text form or architecture.
+    """
+    # on a machine with a GPU too, a run may have been told to compute on the CPU
+    device = torch.device("cpu") if config.trainer.accelerator == "cpu" else None
+    return {
+        "stage": config.stage,
+        "config": config.model_dump(mode="json"),
+        **extra,
+        "metrics": {"dev": dev},
+        "commit": commit(),
+        "hardware": hardware(device),
+    }
+
+
 def commit() -> str:
     """Return the commit that runs, with ``+`` where the tree differs from it, or ``unknown``."""
     here = Path(__file__).resolve().parent
@@ -189,8 +265,10 @@ def _git(folder: Path, *arguments: str) -> str:
     return done.stdout.strip()
 
 
-def hardware() -> str:
-    """Name the device that computes."""
-    if torch.cuda.is_available():
+def hardware(device: torch.device | None = None) -> str:
+    """Name the device that computes; without one, that which this machine would train on."""
+    if device is not None and device.type == "cuda":
+        return f"1 x {torch.cuda.get_device_name(device)}"
+    if device is None and torch.cuda.is_available():
         return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}"
     return f"{os.cpu_count()} CPU cores"

@@ -11,7 +11,7 @@ mirrored.
 Reads ``tablet-signs`` below the data root; writes ``runs/classify/<name>/``.
 """
 
-from collections.abc import Sequence
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,8 @@ import torch
 from dubsar.configs.schema import ClassifyConfig, ClassifyData
 from dubsar.datasets.augment import crop_augmentation
 from dubsar.datasets.crops import CropSize, cut_crops
-from dubsar.datasets.formats.tablet_signs import read_tablet_signs
-from dubsar.datasets.images import load_image
-from dubsar.datasets.inventory import Inventory
+from dubsar.datasets.inventory import Inventory, read_inventory
+from dubsar.datasets.photographs import labelled_photographs, open_photographs
 from dubsar.datasets.sources import data_root
 from dubsar.datasets.synthetic.glyphs import FontError, GlyphFont, available_fonts
 from dubsar.datasets.synthetic.scene import render_sign
@@ -38,12 +37,13 @@ from dubsar.pipelines.networks import build_classifier
 from dubsar.pipelines.optim import build_optimizer, clip_gradients
 from dubsar.pipelines.reading.engine import classify_crops, to_input
 from dubsar.pipelines.stream import Stream
-from dubsar.pipelines.training import RunFolder, build_trainer, commit, fit, hardware
+from dubsar.pipelines.training import RunFolder, build_trainer, fit, model_card, open_run
 
 LICENCE = (
     "Weights: CC BY-NC-SA 4.0, non-commercial. Trained on photographs (c) The Trustees of the British Museum; "
     "boxes: eBL (MIT) and Dencker et al. 2020."
 )
+FONT = "assyrian"  # the name that `load_assyrian` gives it
 BORDER = 0.2  # room around a training crop, as a share of its side
 
 
@@ -106,7 +106,7 @@ class CropStream(Stream):
     """An endless stream of batches: photographed crops by class weight, and rendered ones by class."""
 
     def __init__(
-        self, crops: Crops, inventory: Inventory, fonts: Sequence[GlyphFont], data: ClassifyData, seed: int
+        self, crops: Crops, inventory: Inventory, font: GlyphFont | None, data: ClassifyData, seed: int
     ) -> None:
         self.crops, self.data, self.seed = crops, data, seed
         self.classes = inventory.classes
@@ -115,9 +115,7 @@ class CropStream(Stream):
         power = data.balance_power if data.sampler == "balanced" else 0.0
         weights = counts[crops.classes_N] ** -power
         self.share = np.cumsum(weights / weights.sum())
-        self.covered = [
-            (c, font) for c, sign in enumerate(self.classes) for font in fonts[:1] if font.covers(sign.glyph)
-        ]
+        self.covered = [(c, font) for c, sign in enumerate(self.classes) if font and font.covers(sign.glyph)]
 
     def batch(self, number: int) -> dict[str, torch.Tensor]:
         """Return pixels in 0-1 (B, 3, S, S) and class ids (B,)."""
@@ -144,19 +142,39 @@ def centre(pixels_SS3: npt.NDArray[np.uint8], side: int) -> npt.NDArray[np.uint8
     return pixels_SS3[first : first + side, first : first + side]
 
 
-def read_crops(root: Path, split: str, size: CropSize, inventory: Inventory, limit: int = 0) -> Crops:
-    """Cut the crops of a split; each photograph is decoded once."""
+def read_crops(
+    root: Path,
+    split: str,
+    size: CropSize,
+    inventory: Inventory,
+    limit: int = 0,
+    *,
+    max_bad: int | None = None,
+    ignore_unknown: bool = False,
+) -> Crops:
+    """Cut the crops of a split; each photograph is decoded once.
+
+    Args:
+        root: data folder that holds ``tablet-signs/``.
+        split: ``train``, ``dev`` or ``test``.
+        size: side and margin of a crop.
+        inventory: classes that all boxes must belong to.
+        limit: at most so many crops; 0: all.
+        max_bad: skip so many photographs that cannot be read (for training); none where None.
+        ignore_unknown: drop and count boxes that cannot be used or have no class.
+
+    Raises:
+        ValueError: see `labelled_photographs` and `open_photographs`, as for other errors.
+    """
     pixels: list[npt.NDArray[np.uint8]] = []
     classes: list[list[int]] = []
-    for photograph in read_tablet_signs(root, split=split):
+    photographs = labelled_photographs(root, split, inventory, ignore_unknown=ignore_unknown)
+    for photograph, image in open_photographs(photographs, max_bad=max_bad):
+        in_picture = image.from_file_pixels(np.array([b.box_xyxy for b in photograph.boxes]))
+        pixels.append(cut_crops(image.rgb_HW3, in_picture, size))
+        classes.append([inventory.id_of_glyph[b.glyph] for b in photograph.boxes])
         if limit and sum(map(len, classes)) >= limit:
             break
-        boxes = [b for b in photograph.boxes if b.glyph in inventory.id_of_glyph]
-        if boxes:
-            image = load_image(photograph.path)
-            in_picture = image.from_file_pixels(np.array([b.box_xyxy for b in boxes]))
-            pixels.append(cut_crops(image.rgb_HW3, in_picture, size))
-            classes.append([inventory.id_of_glyph[b.glyph] for b in boxes])
     if not pixels:
         return Crops(np.zeros((0, size.side_px, size.side_px, 3), np.uint8), np.zeros(0, np.int64))
     end = limit or None
@@ -169,14 +187,24 @@ def score_crops(network: SignClassifier, crops: Crops) -> ClassScores:
 
 
 def build(config: ClassifyConfig, levers: Resolved) -> tuple[ClassifySystem, Stream]:
-    """Turn the config into a system and its training batches."""
+    """Turn the config into a system and its training batches.
+
+    Raises:
+        ValueError: no crop is left to learn from, or the data or a lever cannot be used.
+        FontError: signs are to be rendered and there is no font.
+    """
     data, root = config.data, data_root()
-    inventory = Inventory.from_classes_tsv(root / "tablet-signs" / "classes.tsv")
+    font = _font(root) if data.synthetic_fraction else None
+    inventory = read_inventory(root)
     network = build_classifier(config, len(inventory))
     apply_levers(network, levers)
-    train = read_crops(root, "train", CropSize(data.crop_px, data.context, BORDER), inventory, data.limit)
-    dev = read_crops(root, "dev", CropSize(data.crop_px, data.context), inventory, data.limit)
-    stream = CropStream(train, inventory, _fonts(root) if data.synthetic_fraction else (), data, config.trainer.seed)
+    size, unknown = CropSize(data.crop_px, data.context), data.ignore_unknown
+    wide = CropSize(data.crop_px, data.context, BORDER)
+    train = read_crops(root, "train", wide, inventory, data.limit, max_bad=data.max_bad, ignore_unknown=unknown)
+    dev = read_crops(root, "dev", size, inventory, data.limit, ignore_unknown=unknown)
+    if not len(train.classes_N):
+        raise ValueError(f"{root / 'tablet-signs'}: no training photograph with a box is left; `dubsar data check`")
+    stream = CropStream(train, inventory, font, data, config.trainer.seed)
     counts = torch.bincount(torch.from_numpy(train.classes_N), minlength=len(inventory)).float()
     seen = int((counts > 0).sum())
     print(f"classify: {len(train.classes_N)} training crops of {seen} classes, {len(stream.covered)} rendered")
@@ -202,31 +230,39 @@ def apply_levers(network: Any, levers: Resolved) -> None:
         network.net.compile(mode=levers["compile_mode"], dynamic=False)
 
 
-def _fonts(root: Path) -> tuple[GlyphFont, ...]:
+def _font(root: Path) -> GlyphFont:
+    """Load the font of the shapes on the photographs, which are Neo-Assyrian; another one only with a warning."""
+    table = root / "sign-list" / "assyrian_font.tsv"
     try:
-        return available_fonts(root / "sign-list" / "assyrian_font.tsv")
+        fonts = available_fonts(table)
     except FontError as error:
         raise FontError(f"data.synthetic_fraction: {error}; or set it to 0") from error
+    font = next((f for f in fonts if f.name == FONT), fonts[0])
+    if font.name != FONT:
+        print(
+            f"data.synthetic_fraction: signs are rendered with the shapes of {font.name}, not Neo-Assyrian ones: "
+            f"the font Assyrian (Debian: fonts-ancient-scripts) or {table} is not there",
+            file=sys.stderr,
+        )
+    return font
 
 
-def run(config: ClassifyConfig, folder: RunFolder, *, resume: bool = False) -> dict[str, float]:
+def run(config: ClassifyConfig, folder: Path, *, resume: bool = False, overwrite: bool = False) -> dict[str, float]:
     """Train, keep the weights that are best on dev, write them, and return their dev scores."""
     levers = resolve_config(config)
     system, stream = build(config, levers)
-    trainer = build_trainer(config, folder, levers, monitor="val/top1", mode="max")
-    fit(trainer, system, stream, folder, resume=resume)
+    trainer = build_trainer(config, RunFolder(folder), levers, monitor="val/top1", mode="max")
+    run_folder = open_run(folder, config, levers, resume=resume, overwrite=overwrite)
+    fit(trainer, system, stream, run_folder, resume=resume)
     scores = score_crops(system.network, system.dev).to_dict()
-    inventory = Inventory.from_classes_tsv(data_root() / "tablet-signs" / "classes.tsv")
-    card = {
-        "stage": "classify",
-        "config": config.model_dump(mode="json"),
-        "inventory": inventory.to_list(),
-        "inventory_hash": inventory.hash,
-        "normalisation": f"RGB 0-1, then {config.model.normalise}",
-        "metrics": {"dev": scores},
-        "commit": commit(),
-        "hardware": hardware(),
-        "licence": LICENCE,
-    }
-    save_model(folder.path / "classify", system.network.state_dict(), card)
+    inventory = read_inventory(data_root())
+    card = model_card(
+        config,
+        scores,
+        inventory=inventory.to_list(),
+        inventory_hash=inventory.hash,
+        normalisation=f"RGB 0-1, then {config.model.normalise}",
+        licence=LICENCE,
+    )
+    save_model(folder / "classify", system.network.state_dict(), card)
     return scores

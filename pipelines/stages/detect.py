@@ -12,6 +12,7 @@ Reads ``tablet-signs`` below the data root; writes ``runs/detect/<name>/``.
 """
 
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,9 @@ import torch
 
 from dubsar.configs.schema import DetectConfig, DetectData
 from dubsar.datasets.augment import tile_augmentation
-from dubsar.datasets.formats.tablet_signs import Photograph, read_tablet_signs
-from dubsar.datasets.images import load_image
-from dubsar.datasets.inventory import Inventory
+from dubsar.datasets.formats.tablet_signs import Photograph
+from dubsar.datasets.inventory import Inventory, read_inventory
+from dubsar.datasets.photographs import labelled_photographs, open_photographs
 from dubsar.datasets.sources import data_root
 from dubsar.datasets.windows import UNLABELLED_WEIGHT, Picture, make_picture, random_window, sign_size
 from dubsar.models.checkpoint import save_model
@@ -34,7 +35,7 @@ from dubsar.pipelines.networks import build_detector
 from dubsar.pipelines.optim import build_optimizer, clip_gradients
 from dubsar.pipelines.reading.engine import find_signs, tile_settings
 from dubsar.pipelines.stream import Stream
-from dubsar.pipelines.training import RunFolder, build_trainer, commit, fit, hardware
+from dubsar.pipelines.training import RunFolder, build_trainer, fit, model_card, open_run
 
 LICENCE = (
     "Weights: CC BY-NC-SA 4.0, non-commercial. Trained on photographs (c) The Trustees of the British Museum; "
@@ -115,17 +116,23 @@ def collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
 
 
 def prepare(config: DetectConfig, root: Path) -> tuple[list[Picture], list[Picture]]:
-    """Load and scale the training photographs, and render synthetic tablets; all stay in memory."""
+    """Load and scale the training photographs, and render synthetic tablets; all stay in memory.
+
+    Raises:
+        ValueError: the data cannot be used, see `labelled_photographs` and `open_photographs`, or none is left.
+        FontError: tablets are to be rendered and there is no font.
+    """
     data = config.data
-    inventory = Inventory.from_classes_tsv(root / "tablet-signs" / "classes.tsv")
+    inventory = read_inventory(root)
     named = config.model.classes == "inventory"
     real = []
-    for photograph in read_tablet_signs(root, split="train")[: data.limit or None]:
-        if photograph.boxes:
-            classes = [inventory.id_of_glyph[b.glyph] if named else 0 for b in photograph.boxes]
-            image = load_image(photograph.path)
-            boxes = image.from_file_pixels(np.array([b.box_xyxy for b in photograph.boxes]))
-            real.append(make_picture(image.rgb_HW3, boxes, classes, data.sign_px, exhaustive=False))
+    photographs = labelled_photographs(root, "train", inventory if named else None, ignore_unknown=data.ignore_unknown)
+    for photograph, image in islice(open_photographs(photographs, max_bad=data.max_bad), data.limit or None):
+        classes = [inventory.id_of_glyph[b.glyph] if named else 0 for b in photograph.boxes]
+        boxes = image.from_file_pixels(np.array([b.box_xyxy for b in photograph.boxes]))
+        real.append(make_picture(image.rgb_HW3, boxes, classes, data.sign_px, exhaustive=False))
+    if not real:
+        raise ValueError(f"{root / 'tablet-signs'}: no training photograph with a box is left; `dubsar data check`")
     rendered = [
         _render(seed, root, inventory if named else None, data.sign_px) for seed in range(data.synthetic_tablets)
     ]
@@ -155,10 +162,9 @@ def score_photographs(network: Detector, photographs: list[Photograph], config: 
     network.eval()
     settings = tile_settings(config)
     named = config.model.classes == "inventory"
-    ids = Inventory.from_classes_tsv(data_root() / "tablet-signs" / "classes.tsv").id_of_glyph if named else {}
+    ids = read_inventory(data_root()).id_of_glyph if named else {}
     with_class, off = [], []
-    for photograph in photographs:
-        image = load_image(photograph.path)
+    for photograph, image in open_photographs(photographs):
         result = find_signs(network, image.rgb_HW3, settings)
         truth = image.from_file_pixels(np.array([b.box_xyxy for b in photograph.boxes]))
         # a sign that the inventory lacks can be found, but never named right
@@ -175,16 +181,19 @@ def build(config: DetectConfig, levers: Resolved) -> tuple[DetectSystem, Stream]
     """Turn the config into a system and its training batches.
 
     Raises:
-        ValueError: the tile is not a multiple of the network's stride.
+        ValueError: the tile is not a multiple of the network's stride, or the data cannot be used.
+        FontError: tablets are to be rendered and there is no font.
     """
     if config.data.tile % STRIDE:
         raise ValueError(f"data.tile is {config.data.tile}, expected a multiple of {STRIDE}")
     root = data_root()
-    network = build_detector(config, len(Inventory.from_classes_tsv(root / "tablet-signs" / "classes.tsv")))
+    network = build_detector(config, len(read_inventory(root)))
     apply_levers(network, levers)
     real, rendered = prepare(config, root)
     windows = Windows(real, rendered, config.data, config.trainer.seed)
-    dev = [p for p in read_tablet_signs(root, split="dev") if p.boxes][: config.data.limit or None]
+    dev = labelled_photographs(root, "dev", ignore_unknown=config.data.ignore_unknown)[: config.data.limit or None]
+    for _ in open_photographs(dev):  # a damaged one is to fail here, not at the first validation
+        pass
     return DetectSystem(network, dev, config, levers), windows
 
 
@@ -196,24 +205,22 @@ def apply_levers(network: Detector, levers: Resolved) -> None:
         network.net.compile(mode=levers["compile_mode"], dynamic=False)
 
 
-def run(config: DetectConfig, folder: RunFolder, *, resume: bool = False) -> dict[str, float]:
+def run(config: DetectConfig, folder: Path, *, resume: bool = False, overwrite: bool = False) -> dict[str, float]:
     """Train, keep the weights that are best on dev, write them, and return their dev scores."""
     levers = resolve_config(config)
     system, stream = build(config, levers)
-    trainer = build_trainer(config, folder, levers, monitor="val/ap50", mode="max")
-    fit(trainer, system, stream, folder, resume=resume)
+    trainer = build_trainer(config, RunFolder(folder), levers, monitor="val/ap50", mode="max")
+    run_folder = open_run(folder, config, levers, resume=resume, overwrite=overwrite)
+    fit(trainer, system, stream, run_folder, resume=resume)
     scores = score_photographs(system.network, system.dev, config)
-    inventory = Inventory.from_classes_tsv(data_root() / "tablet-signs" / "classes.tsv")
-    card = {
-        "stage": "detect",
-        "config": config.model_dump(mode="json"),
-        "inventory": inventory.to_list(),
-        "inventory_hash": inventory.hash,
-        "normalisation": "RGB 0-1",
-        "metrics": {"dev": scores},
-        "commit": commit(),
-        "hardware": hardware(),
-        "licence": LICENCE,
-    }
-    save_model(folder.path / "detect", system.network.state_dict(), card)
+    inventory = read_inventory(data_root())
+    card = model_card(
+        config,
+        scores,
+        inventory=inventory.to_list(),
+        inventory_hash=inventory.hash,
+        normalisation="RGB 0-1",
+        licence=LICENCE,
+    )
+    save_model(folder / "detect", system.network.state_dict(), card)
     return scores

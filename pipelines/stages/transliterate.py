@@ -42,7 +42,7 @@ from dubsar.pipelines.metrics import TextScores, score_text
 from dubsar.pipelines.networks import READINGS, build_byt5
 from dubsar.pipelines.optim import build_optimizer, clip_gradients
 from dubsar.pipelines.stream import Stream
-from dubsar.pipelines.training import RunFolder, build_trainer, commit, fit, hardware
+from dubsar.pipelines.training import RunFolder, build_trainer, fit, model_card, open_run
 
 LICENCE = "Weights: CC BY-SA 4.0. Data: Oracc CC0; TLHdig CC BY 4.0; UD_Hittite-HitTB CC BY-SA 4.0."
 
@@ -283,26 +283,26 @@ def apply_levers(network: Any, levers: Resolved) -> None:
             block.compile(mode=levers["compile_mode"])
 
 
-def run(config: TransliterateConfig, folder: RunFolder, *, resume: bool = False) -> dict[str, float]:
+def run(
+    config: TransliterateConfig, folder: Path, *, resume: bool = False, overwrite: bool = False
+) -> dict[str, float]:
     """Train, keep the weights that are best on dev, write them, and return their dev scores."""
     levers = resolve_config(config)
     system, stream = build(config, levers)
-    trainer = build_trainer(config, folder, levers, monitor="val/cer", mode="min")
-    fit(trainer, system, stream, folder, resume=resume)
+    trainer = build_trainer(config, RunFolder(folder), levers, monitor="val/cer", mode="min")
+    run_folder = open_run(folder, config, levers, resume=resume, overwrite=overwrite)
+    fit(trainer, system, stream, run_folder, resume=resume)
     scores = {
         source: score_lines(system.network, lines, compact=system.compact).to_dict()
         for source, lines in system.dev.items()
     }
-    card = {
-        "stage": "transliterate",
-        "config": config.model_dump(mode="json"),
-        "architecture": system.network.config.to_dict(),
-        "text_form": CANONICAL_FORM,
-        "metrics": {"dev": scores},
-        "commit": commit(),
-        "hardware": hardware(),
-        "licence": LICENCE,
-    }
+    card = model_card(
+        config,
+        scores,
+        architecture=system.network.config.to_dict(),
+        text_form=CANONICAL_FORM,
+        licence=LICENCE,
+    )
     state = system.network.state_dict() | {READINGS: count_readings(stream.examples).pruned().to_tensor()}
-    save_model(folder.path / "transliterate", state, card)
+    save_model(folder / "transliterate", state, card)
     return {f"{source}/{k}": v for source, s in scores.items() for k, v in s.items()}

@@ -18,6 +18,7 @@ COMMANDS = [
     ["synth"],
     ["config"],
     ["ship"],
+    ["export"],
     ["doctor"],
     ["data", "check"],
     ["data", "list"],
