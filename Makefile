@@ -9,7 +9,7 @@ BIN = $(VENV)/bin
 .PHONY: read test check types train-small notebooks clean
 
 read: $(VENV)/.installed ## transliterate PHOTO and write its report to OUT
-	$(BIN)/dubsar read "$(PHOTO)" -o "$(OUT)"
+	$(BIN)/dubsar read "$(PHOTO)" -o "$(OUT)" --overwrite
 
 test: $(VENV)/.installed-dev
 	$(BIN)/pytest
@@ -26,8 +26,7 @@ train-small: $(VENV)/.installed ## train the weights that ship, on two CPU cores
 	for stage in transliterate detect classify; do $(BIN)/dubsar train $$stage --overwrite && $(BIN)/dubsar ship $$stage || exit; done
 
 notebooks: $(VENV)/.installed-dev ## generate the .ipynb from notebooks/src, outputs stripped
-	$(BIN)/pip install -q -e '.[notebooks]'
-	for script in notebooks/src/*.py; do $(BIN)/jupytext --to ipynb --output notebooks/$$(basename $${script%.py}).ipynb $$script; done
+	$(BIN)/python notebooks/generate.py
 
 clean:
 	rm -rf out runs build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

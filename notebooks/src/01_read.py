@@ -1,16 +1,15 @@
 # %% [markdown]
 # # Read a tablet
-# From a photograph to a transliteration, with the weights that ship.
+# From a photograph to a transliteration, with the weights that ship. `photo` may be any picture of yours.
 
 # %%
 from pathlib import Path
 
+import dubsar.datasets
 from dubsar.pipelines.reading.export import to_text
 from dubsar.pipelines.reading.read import read_tablet
 
-photo = Path("../datasets/sample/tablet.jpg")
-if not photo.exists():
-    photo = Path("datasets/sample/tablet.jpg")
+photo = Path(next(iter(dubsar.datasets.__path__))) / "sample" / "tablet.jpg"
 tablet = read_tablet(photo)
 print(to_text(tablet))
 
