@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from dubsar.configs.base import Block
 from dubsar.configs.blocks import Count, Efficiency, Fraction, Natural, Optim, Positive, Trainer
@@ -139,9 +139,9 @@ class ReadConfig(Block):
     classifier: str = ""
     transliterator: str = ""
     language: Literal["akk", "hit", "xhu"] = "akk"
-    detect_threshold: Fraction = 0.25
+    detect_threshold: Fraction = 0.30
     doubtful_below: Fraction = 0.5  # a sign below this gets `?`
-    unread_below: Fraction = 0.25  # a sign below this is written `x`
+    unread_below: Fraction = 0.20  # a sign below this is written `x`
     edges: Literal["aside", "text"] = "aside"  # aside: edges are read, but kept out of the running text
     top_k: Count = 5
     beams: Count = 1
@@ -149,6 +149,14 @@ class ReadConfig(Block):
     threads: Natural = 0
     device: Device = "auto"
     precision: Literal["fp32", "bf16"] = "fp32"  # of detector and classifier; the transliterator computes in fp32
+
+    @model_validator(mode="after")
+    def _unread_is_more_doubtful(self) -> "ReadConfig":
+        if self.unread_below > self.doubtful_below:
+            raise ValueError(
+                f"unread_below is {self.unread_below:g}, expected at most doubtful_below ({self.doubtful_below:g})"
+            )
+        return self
 
 
 STAGES: dict[str, type[ClassifyConfig] | type[DetectConfig] | type[TransliterateConfig]] = {

@@ -16,7 +16,7 @@ from dubsar.configs.schema import ReadConfig
 from dubsar.datasets.alignment import ReadingTable
 from dubsar.datasets.formats.catf import read_catf
 from dubsar.datasets.formats.tablet_signs import Photograph, read_tablet_signs
-from dubsar.datasets.images import ImageError, load_image
+from dubsar.datasets.images import ImageError
 from dubsar.datasets.inventory import read_inventory
 from dubsar.datasets.lines import read_line_pairs
 from dubsar.datasets.photographs import labelled_photographs
@@ -25,9 +25,9 @@ from dubsar.models.checkpoint import shipped
 from dubsar.pipelines.callbacks import write_json
 from dubsar.pipelines.metrics import Found, average_precision, score_classes, score_text
 from dubsar.pipelines.networks import find_device, inventory_of, load_byt5, load_classifier, load_detector
-from dubsar.pipelines.reading.engine import LEAST_SCORE
 from dubsar.pipelines.reading.evaluate import ReadScores, add_signs, add_text
 from dubsar.pipelines.reading.progress import watched
+from dubsar.pipelines.reading.read import Reading, load_engine, read_photograph
 from dubsar.pipelines.training import commit, hardware
 
 Scores = dict[str, dict[str, float]]
@@ -60,8 +60,9 @@ def _classify(path: Path, split: str, limit: int, device: torch.device = _CPU) -
     network.to(device)
     size = CropSize(config.data.crop_px, config.data.context)
     inventory = inventory_of(file, path)
-    unknown = config.data.ignore_unknown
-    crops = [read_crops(data_root(), split, s, inventory, limit, ignore_unknown=unknown) for s in margins(size)]
+    unknown = config.data.ignore_unknown  # never outside of train: a dropped box would vanish from the truth
+    drop = unknown and split == "train"
+    crops = [read_crops(data_root(), split, s, inventory, limit, ignore_unknown=drop) for s in margins(size)]
     truth = crops[0].classes_N
     views = [classify_crops(network, c.pixels_NSS3) for c in crops]
     three = mean_probabilities(views, float(file.card.get("temperature", 1.0))).numpy()
@@ -84,7 +85,8 @@ def _detect(path: Path, split: str, limit: int, device: torch.device = _CPU) -> 
     inventory = inventory_of(file, path)
     if config.model.classes == "inventory":  # its classes are scored by the data's ids
         read_inventory(data_root()).require(inventory.hash, str(path))
-    photographs = labelled_photographs(data_root(), split, ignore_unknown=config.data.ignore_unknown)
+    drop = config.data.ignore_unknown and split == "train"
+    photographs = labelled_photographs(data_root(), split, ignore_unknown=drop)
     parts = {s: [p for p in photographs if p.source == s][: limit or None] for s in ("compvis", "ebl")}
     return {
         name: score_photographs(network, part, config) | {"photographs": len(part)}
@@ -132,28 +134,26 @@ def evaluate_read(config: ReadConfig, split: str, *, limit: int = 0, out: Path |
     Raises:
         ValueError: the config's device is not there, or ``out`` lies in the data folder.
     """
-    from dubsar.pipelines.reading.read import load_engine, read_photograph
-
     if out is not None:
         require_outside_data(out, "--out")
     root, engine = data_root(), load_engine(config)
     scores, found = ReadScores(), []
     photographs = read_tablet_signs(root, split=split)[: limit or None]
     for photograph in watched(photographs, "reading"):
-        tablet = None
+        reading = None
         try:
             reading = read_photograph(photograph.path, engine, config)
-            tablet = reading.tablet
             scores.seconds.append(reading.seconds)
-        except ImageError as error:
+        except (ImageError, OSError, MemoryError) as error:
             print(f"failed, counted as all deletions: {error}")
+        tablet = reading.tablet if reading else None
         boxes = np.array([b.box_xyxy for b in photograph.boxes], dtype=np.float64).reshape(-1, 4)
         add_signs(scores, tablet, boxes, [b.glyph for b in photograph.boxes])
         atf = root / "tablet-signs" / "text" / f"{photograph.object_id}.atf"
         if atf.exists():
             add_text(scores, tablet, read_catf(atf))
         if photograph.source == "compvis":
-            found.append(_all_found(photograph, engine, boxes))
+            found.append(_all_found(photograph, reading, engine))
     summary = scores.summary() | {"peak_gib": _peak_bytes() / 2**30}
     for name, part in zip(("class-agnostic", "with class"), zip(*found, strict=True), strict=False):
         summary |= {f"{measure} {name}, compvis": value for measure, value in average_precision(part).items()}
@@ -162,17 +162,21 @@ def evaluate_read(config: ReadConfig, split: str, *, limit: int = 0, out: Path |
     return result
 
 
-def _all_found(photograph: Photograph, engine: Any, true: Any) -> tuple[Found, Found]:
+def _all_found(photograph: Photograph, reading: Reading | None, engine: Any) -> tuple[Found, Found]:
     """Put all detections beside the truth, whatever the reading threshold: class-agnostic, and with class.
 
-    With class the score is that of the detection times the probability of the best class.
+    With class the score is that of the detection times the probability of the best class. Nothing is found on a
+    photograph that could not be read.
     """
-    image = load_image(photograph.path)
-    found = engine.find(image.rgb_HW3, LEAST_SCORE)
-    probabilities, classes = engine.classify(image.rgb_HW3, found.boxes_N4, 1)
+    true = np.array([b.box_xyxy for b in photograph.boxes], dtype=np.float64).reshape(-1, 4)
     ids = engine.inventory.id_of_glyph
     # a sign that the inventory lacks can be found, but never named right
     true_classes = np.array([ids.get(b.glyph, len(ids)) for b in photograph.boxes], dtype=np.int64)
+    if reading is None:
+        none = Found(np.zeros((0, 4)), np.zeros(0), np.zeros(0, np.int64), true, true_classes)
+        return replace(none, true_classes_M=true_classes * 0), none
+    image, found = reading.image, reading.detections
+    probabilities, classes = engine.classify(image.rgb_HW3, found.boxes_N4, 1)
     agnostic = Found(image.to_file_pixels(found.boxes_N4), found.scores_N, classes[:, 0] * 0, true, true_classes * 0)
     return agnostic, replace(
         agnostic, scores_N=found.scores_N * probabilities[:, 0], classes_N=classes[:, 0], true_classes_M=true_classes

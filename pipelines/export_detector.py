@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from dubsar.datasets.sources import require_outside_data
 from dubsar.models.checkpoint import shipped
 from dubsar.models.detector import export_ultralytics
 from dubsar.pipelines.networks import inventory_of, load_detector
@@ -16,10 +17,11 @@ def export_detector(weights: Path | None, out: Path, *, overwrite: bool = False)
         overwrite: replace a file that is there.
 
     Raises:
-        ValueError: ``out`` does not end in .pt, by which Ultralytics knows its own files.
+        ValueError: ``out`` does not end in .pt, by which Ultralytics knows its own files, or lies in the data folder.
         FileExistsError: ``out`` is there already.
         CheckpointError, FileNotFoundError: the weights are damaged or absent.
     """
+    require_outside_data(out, "--out")
     if out.suffix != ".pt":
         raise ValueError(f"{out}: the name ends in {out.suffix!r}, but Ultralytics loads .pt only; name it detector.pt")
     if out.is_dir():

@@ -36,6 +36,11 @@ class Detections:
     classes_N: npt.NDArray[np.int64]
     sign_px: float  # size of a sign on the photograph, as found
 
+    def above(self, threshold: float) -> "Detections":
+        """Return those whose score is at least ``threshold``."""
+        keep = self.scores_N >= threshold
+        return replace(self, boxes_N4=self.boxes_N4[keep], scores_N=self.scores_N[keep], classes_N=self.classes_N[keep])
+
 
 @dataclass(frozen=True)
 class TileSettings:
@@ -88,8 +93,8 @@ def _at_size(
 ) -> Detections:
     """Detect with the photograph scaled as if its signs were ``sign_px`` large."""
     # never more than twice the photograph's size, nor more pixels than memory should hold: false finds may be tiny
-    pixels = rgb_HW3.shape[0] * rgb_HW3.shape[1]
-    factor = min(settings.sign_px / sign_px, 2.0, max(1.0, (_MOST_PIXELS / pixels) ** 0.5))
+    area = rgb_HW3.shape[0] * rgb_HW3.shape[1]
+    factor = min(settings.sign_px / sign_px, 2.0, max(1.0, (_MOST_PIXELS / area) ** 0.5))
     scaled = resize(rgb_HW3, factor)
     height, width = scaled.shape[:2]
     tiles, boxes, scores, classes = [], [], [], []
@@ -221,13 +226,9 @@ class Engine:
             {name: _describe(file) for name, file in files.items()},
         )
 
-    def find(self, rgb_HW3: npt.NDArray[np.uint8], threshold: float) -> Detections:
-        """Find signs on an upright photograph."""
-        found = find_signs(self.detector, rgb_HW3, self.tiles, min(threshold, LEAST_SCORE))
-        keep = found.scores_N >= threshold
-        return replace(
-            found, boxes_N4=found.boxes_N4[keep], scores_N=found.scores_N[keep], classes_N=found.classes_N[keep]
-        )
+    def find(self, rgb_HW3: npt.NDArray[np.uint8]) -> Detections:
+        """Find all signs on an upright photograph, also the doubtful ones (`LEAST_SCORE`)."""
+        return find_signs(self.detector, rgb_HW3, self.tiles)
 
     def classify(
         self, rgb_HW3: npt.NDArray[np.uint8], boxes_N4: Floats, top_k: int

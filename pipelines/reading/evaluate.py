@@ -64,7 +64,7 @@ class ReadScores:
             "matched_top1": share(self.top1, self.matched),
             "matched_top5": share(self.top5, self.matched),
             "median_seconds": float(np.median(totals)) if totals else 0.0,
-            **{f"share_{k}": share(int(1000 * v), int(1000 * whole)) for k, v in steps.items()},
+            **{f"share_{k}": 100 * v / whole if whole else 0.0 for k, v in steps.items()},
         }
 
 

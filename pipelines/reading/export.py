@@ -174,7 +174,7 @@ def _sign_cells(sign: Sign) -> list[str | float]:
         _cell(first.name if first else ""),
         round(first.probability, 6) if first else "",
         _cell(others),
-        _cell(sign.reading),
+        _cell(sign.reading + "".join(sign.flags)),
         sign.damage,
     ]
 

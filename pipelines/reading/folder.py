@@ -44,7 +44,9 @@ def read_photographs(source: Path, out: Path | None, config: ReadConfig, *, over
         raise FileNotFoundError(f"{source}: no such photograph or folder")
     if out is not None and out.resolve() == source.resolve():
         raise ImageError(f"{out}: results cannot go where the photographs are; name another folder with -o")
-    paths = [p for p in find_images(source) if not _is_below(p, out)] if source.is_dir() else [source]
+    paths = find_images(source) if source.is_dir() else [source]
+    if out is not None and out.resolve().is_relative_to(source.resolve()):  # results are no photographs
+        paths = [p for p in paths if not p.resolve().is_relative_to(out.resolve())]
     if not paths:
         raise ImageError(f"{source}: no pictures in this folder; expected JPEG, PNG, TIFF, BMP, WebP or GIF")
     if out is not None:
@@ -56,8 +58,10 @@ def read_photographs(source: Path, out: Path | None, config: ReadConfig, *, over
     for path in watched(paths, "reading"):
         try:
             reading = read_photograph(path, engine, config)
-        except (ImageError, OSError, MemoryError) as error:  # a fault of this file: the others go on
-            if not source.is_dir():
+        except (ImageError, OSError, MemoryError, RuntimeError) as error:
+            # a fault of this file, or too large for the GPU (torch's own error): the others go on
+            of_this_file = not isinstance(error, RuntimeError) or type(error).__name__ == "OutOfMemoryError"
+            if not source.is_dir() or not of_this_file:
                 raise
             outcome.failed.append((path, str(error) or type(error).__name__))
         else:
@@ -70,10 +74,6 @@ def read_photographs(source: Path, out: Path | None, config: ReadConfig, *, over
     if out is not None and outcome.done:
         print(f"written to {out}")
     return outcome
-
-
-def _is_below(path: Path, folder: Path | None) -> bool:
-    return folder is not None and path.resolve().is_relative_to(folder.resolve())
 
 
 def _require_own(out: Path, photograph: Path) -> None:

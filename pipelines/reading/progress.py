@@ -24,9 +24,11 @@ def watched(items: Sequence[Item], label: str) -> Iterator[Item]:
         yield from _logged(items, label)
         return
     columns = (TextColumn(label), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    # what the loop prints is its result and goes to standard output, which may be a file: it is not redirected
+    # what the loop prints is its result: it goes above the bar on a terminal, and to the file where it is sent to one
+    watched_too = sys.stdout.isatty()
     quiet = len(items) < 2
-    with Progress(*columns, console=console, disable=quiet, redirect_stdout=False, redirect_stderr=False) as progress:
+    bar = Progress(*columns, console=console, disable=quiet, redirect_stdout=watched_too, redirect_stderr=False)
+    with bar as progress:
         task = progress.add_task("", total=len(items))
         for item in items:
             yield item

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +32,7 @@ from dubsar.pipelines.reading.faces import FaceView, assign_faces, split_faces
 from dubsar.pipelines.reading.order import gaps, group_lines
 
 if TYPE_CHECKING:
-    from dubsar.pipelines.reading.engine import Engine
+    from dubsar.pipelines.reading.engine import Detections, Engine
 
 BROKEN = "[...]"
 EDGES = {"left", "right", "top", "bottom"}
@@ -40,10 +40,18 @@ EDGES = {"left", "right", "top", "bottom"}
 
 @dataclass
 class Reading:
-    """A tablet that was read, the photograph, the seconds that each step took, and the signs that could be named."""
+    """A tablet that was read, and what it was read from.
+
+    Attributes:
+        image: the photograph.
+        detections: all that may be signs, also below the reading threshold.
+        seconds: that each step took.
+        inventory: the signs that could be named.
+    """
 
     tablet: Tablet
     image: LoadedImage
+    detections: "Detections"
     seconds: dict[str, float] = field(default_factory=dict)
     inventory: Inventory | None = None
 
@@ -78,7 +86,8 @@ def read_photograph(path: Path, engine: "Engine", config: ReadConfig) -> Reading
         image = load_image(path, max_megapixels=config.max_megapixels)
     rgb = image.rgb_HW3
     with _timed(seconds, "find"):
-        found = engine.find(rgb, config.detect_threshold)
+        everything = engine.find(rgb)
+        found = everything.above(config.detect_threshold)
     with _timed(seconds, "order"):
         views = split_faces(rgb, found.boxes_N4)
         owner = assign_faces(views, found.boxes_N4)
@@ -120,7 +129,7 @@ def read_photograph(path: Path, engine: "Engine", config: ReadConfig) -> Reading
         provenance=dict(engine.provenance),
         notes=notes,
     )
-    return Reading(tablet, image, seconds, engine.inventory)
+    return Reading(tablet, image, everything, seconds, engine.inventory)
 
 
 def set_aside(faces: list[Face]) -> list[Face]:
@@ -143,7 +152,7 @@ def transliterate_lines(lines: list[list[Sign]], engine: "Engine", config: ReadC
     for line, spelling, (pieces, log_probability) in zip(lines, spelled, read, strict=True):
         ends = np.cumsum([0, *map(len, spelling)])
         own = ["".join(pieces[a:b]) for a, b in itertools.pairwise(ends)]
-        signs = tuple(s.model_copy(update={"reading": bare(p)}) for s, p in zip(line, own, strict=True))
+        signs = tuple(_read_as(bare(p), s, config) for s, p in zip(line, own, strict=True))
         text = "".join(show(p, s, config) for s, p in zip(signs, own, strict=True))
         result.append(
             Line(
@@ -155,6 +164,16 @@ def transliterate_lines(lines: list[list[Sign]], engine: "Engine", config: ReadC
             )
         )
     return result
+
+
+def _read_as(reading: str, sign: Sign, config: ReadConfig) -> Sign:
+    """Give a sign its reading with its doubt: ``x`` where it is unread, the flag ``?`` where it is doubtful."""
+    if sign.damage == "broken":
+        return sign
+    if sign.confidence < config.unread_below:
+        return sign.model_copy(update={"reading": "x"})
+    flags: tuple[Literal["?"], ...] = ("?",) if sign.confidence < config.doubtful_below else ()
+    return sign.model_copy(update={"reading": reading, "flags": flags})
 
 
 def show(piece: str, sign: Sign, config: ReadConfig) -> str:

@@ -108,3 +108,12 @@ def test_a_missing_block_is_named(tmp_path: Path) -> None:
         f"{tmp_path / 'c.yaml'}:1: 'optim' is missing; give it a value",
         f"{tmp_path / 'c.yaml'}:1: 'trainer' is missing; give it a value",
     ]
+
+
+def test_reading_without_a_file_reads_as_the_file_that_ships() -> None:
+    assert ReadConfig() == load(shipped_config("read"), ReadConfig)
+
+
+def test_no_sign_is_unread_before_it_is_doubtful() -> None:
+    with pytest.raises(ConfigError, match=r"unread_below is 0\.6, expected at most doubtful_below"):
+        load(shipped_config("read"), ReadConfig, ("unread_below=0.6",))

@@ -82,6 +82,7 @@ def test_evaluating_and_checking_change_no_file(root: Path, tmp_path: Path, monk
         ("evaluate", "read", "-o"),
         ("evaluate", "classify", "-o"),
         ("synth", "1", "-o"),
+        ("export", "detect", "-o"),
         ("train", "classify", "--run"),
     ],
     ids=lambda a: " ".join(a[:2]) if a[0] == "evaluate" else a[0],
@@ -111,3 +112,16 @@ def test_the_way_in_is_followed(root: Path, tmp_path: Path, monkeypatch: pytest.
         require_outside_data(Path("runs"), "--run")
     for outside in (tmp_path, tmp_path / "data2", Path("..") / "out"):
         require_outside_data(outside, "--out")
+
+
+@pytest.mark.slow
+def test_a_damaged_photograph_is_scored_as_one_on_which_nothing_was_found(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    photo = root / "tablet-signs" / "images" / "compvis" / "dev.jpg"
+    photo.write_bytes(photo.read_bytes()[:9000])
+    scores = tmp_path / "read.json"
+    assert run(monkeypatch, "evaluate", "read", "--split", "dev", "--device", "cpu", "-o", str(scores)) == 0
+    assert "counted as all deletions" in capsys.readouterr().out
+    read = json.loads(scores.read_text(encoding="utf-8"))["scores"]["read"]
+    assert (read["cer"], read["sign_recall50"], read["ap50 class-agnostic, compvis"]) == (100, 0, 0)

@@ -77,8 +77,8 @@ def test_a_gpu_finds_and_names_what_the_cpu_does() -> None:
     cpu, gpu = engine("device=cpu"), engine("device=cuda")
     for network in (gpu.detector, gpu.classifier, gpu.byt5):
         assert {p.device.type for p in network.parameters()} == {"cuda"}
-    boxes = cpu.find(rgb, 0.3).boxes_N4
-    assert len(gpu.find(rgb, 0.3).boxes_N4) == pytest.approx(len(boxes), rel=0.03)
+    boxes = cpu.find(rgb).above(0.3).boxes_N4
+    assert len(gpu.find(rgb).above(0.3).boxes_N4) == pytest.approx(len(boxes), rel=0.03)
     assert (gpu.classify(rgb, boxes, 1)[1] == cpu.classify(rgb, boxes, 1)[1]).mean() >= 0.98
     line = [(["𒀀", "𒈾"], "akk")]
     assert gpu.transliterate(line, 1)[0][0] == cpu.transliterate(line, 1)[0][0]
@@ -89,9 +89,9 @@ def test_a_gpu_finds_and_names_what_the_cpu_does() -> None:
 def test_bf16_finds_and_names_the_same_signs() -> None:
     rgb = load_image(SAMPLE).rgb_HW3
     full, half = engine("device=cpu"), engine("device=cpu", "precision=bf16")
-    boxes = full.find(rgb, 0.3).boxes_N4
+    boxes = full.find(rgb).above(0.3).boxes_N4
     assert len(boxes) > 100
-    assert len(half.find(rgb, 0.3).boxes_N4) == pytest.approx(len(boxes), rel=0.03)
+    assert len(half.find(rgb).above(0.3).boxes_N4) == pytest.approx(len(boxes), rel=0.03)
     (p, classes), (p_half, classes_half) = (e.classify(rgb, boxes, 1) for e in (full, half))
     assert (classes == classes_half).mean() >= 0.98
     assert not np.array_equal(p, p_half)  # bfloat16 has acted

@@ -26,6 +26,9 @@ class Boxes:
     boxes_N4: Any
     scores_N: Any
 
+    def above(self, threshold: float) -> "Boxes":
+        return Boxes(self.boxes_N4[self.scores_N >= threshold], self.scores_N[self.scores_N >= threshold])
+
 
 @dataclass
 class KnownEngine:
@@ -38,7 +41,7 @@ class KnownEngine:
     provenance: dict[str, str] = field(default_factory=lambda: {"detector": "known"})
     asked: list[Any] = field(default_factory=list)
 
-    def find(self, rgb: Any, threshold: float) -> Boxes:
+    def find(self, rgb: Any) -> Boxes:
         return Boxes(np.array(self.boxes, dtype=np.float64).reshape(-1, 4), np.ones(len(self.boxes)))
 
     def classify(self, rgb: Any, boxes: Any, top_k: int) -> tuple[Any, Any]:
@@ -73,6 +76,9 @@ def test_lines_are_read_in_order_with_doubt_and_breaks(photo: Path) -> None:
     assert engine.asked[0] == (["𒀀", "𒀀", "…", "𒈨", "𒌍"], "akk")  # MEŠ is spelled out as the line tables spell it
     assert [s.damage for s in lines[0].signs] == ["intact", "intact", "broken", "intact"]
     assert lines[0].signs[2].box is None
+    # the doubt is on each sign too, so that a table of signs does not read as if certain
+    assert [(s.reading, s.flags) for s in lines[0].signs] == [("s0", ()), ("x", ()), ("", ()), ("s3", ())]
+    assert [(s.reading, s.flags) for s in lines[1].signs] == [("s0", ()), ("s1", ("?",))]
     assert tablet.provenance == {"detector": "known"}
     assert Tablet.from_dict(json.loads(json.dumps(tablet.to_dict()))) == tablet
 
@@ -209,3 +215,12 @@ def test_views_of_the_edges_stand_behind_the_faces_and_out_of_the_running_text()
 def test_an_edge_photographed_alone_is_the_text() -> None:
     faces = [Face(name="left", lines=(Line(label="1", text="x"),))]
     assert set_aside(faces) == faces
+
+
+def test_results_may_go_to_a_folder_above_the_photographs(photo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inner = photo.parent / "photographs"
+    inner.mkdir()
+    photo.rename(inner / photo.name)
+    monkeypatch.setattr(folder, "load_engine", lambda _: KnownEngine([], [], []))
+    assert len(folder.read_photographs(inner, photo.parent, CONFIG).done) == 1
+    assert (photo.parent / photo.name / "tablet.json").exists()
