@@ -17,6 +17,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 Path_ = tuple[str | int, ...]
+MAX_DEPTH = 50
+_TOO_DEEP = f"nested more than {MAX_DEPTH} deep; a config has a few levels"
 
 
 class ConfigError(ValueError):
@@ -33,13 +35,20 @@ BlockT = TypeVar("BlockT", bound=Block)
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader with YAML 1.2 core scalars, and without aliases: ten lines of them can stand for gigabytes."""
+    """SafeLoader with YAML 1.2 core scalars, a bounded depth, and no aliases: ten lines can stand for gigabytes."""
+
+    depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
             event: Any = self.peek_event()  # type: ignore[no-untyped-call]
             raise yaml.composer.ComposerError(None, None, f"alias *{event.anchor}: write it out", event.start_mark)
+        if self.depth >= MAX_DEPTH:
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            raise yaml.composer.ComposerError(None, None, _TOO_DEEP, mark)
+        self.depth += 1
         node: yaml.Node | None = super().compose_node(parent, index)
+        self.depth -= 1
         return node
 
 
@@ -159,6 +168,9 @@ def _apply(source: _Source, override: str) -> None:
     keys = key.split(".")
     if not separator or not all(keys):
         source.faults.append(f"command line: {override!r} is not a setting; expected key=value, such as optim.lr=3e-4")
+        return
+    if len(keys) > MAX_DEPTH:
+        source.faults.append(f"command line: {override!r} is {_TOO_DEEP}")
         return
     loader = _Loader(value)
     try:

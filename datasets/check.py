@@ -184,7 +184,9 @@ def _check_exchange(root: Path, files: dict[str, list[Path]], image_rows: list[R
             try:
                 issues.extend(_read_exchange(kind, path, root, sizes))
             except ValueError as error:
-                issues.append(Issue(path, 0, str(error).removeprefix(f"{path}:").strip()))
+                fault = str(error).removeprefix(f"{path}:").strip()
+                line, _, message = fault.partition(": ")
+                issues.append(Issue(path, int(line), message) if line.isdecimal() else Issue(path, 0, fault))
     return issues
 
 

@@ -38,7 +38,7 @@ def check_pictures(folder: Path, table: Path, rows: list[Row]) -> list[Issue]:
         issues.extend(Issue(table, row.line, f"{row['file']}: {fault}") for fault in _sum_faults(row, data, digest))
         twin = by_sum.setdefault(digest, row)
         if twin is not row:
-            issues.append(_twin(table, row, twin, "the same file (sha256) as"))
+            issues.append(_twin(table, row, twin, "is the same file (sha256) as"))
         found, look = _check_pixels(table, row, data)
         issues.extend(found)
         if look is None or twin is not row:
@@ -94,6 +94,6 @@ def _sum_faults(row: Row, data: bytes, digest: str) -> list[str]:
 def _twin(table: Path, row: Row, twin: Row, how: str) -> Issue:
     place = f"{twin['file']} on line {twin.line}"
     if row["split"] != twin["split"]:
-        message = f"{row['file']} ({row['split']}) is {how} {place} ({twin['split']}): one photograph in two splits"
-        return Issue(table, row.line, message.replace("is looks", "looks"))
-    return Issue(table, row.line, f"{row['file']} is {how} {place}".replace("is looks", "looks"), "warning")
+        message = f"{row['file']} ({row['split']}) {how} {place} ({twin['split']}): one photograph in two splits"
+        return Issue(table, row.line, message)
+    return Issue(table, row.line, f"{row['file']} {how} {place}", "warning")

@@ -1,9 +1,9 @@
 """The one image loader: the same bytes give the same pixels to every stage.
 
 What it settles once, because each library settles it differently: EXIF orientation is applied; 16-bit grey is scaled to
-its own range (``convert("RGB")`` would clip it to two levels); CMYK and ICC profiles go to sRGB; alpha is laid on
-neutral grey; only the first page of a multi-page file is read; the size is checked from the header before a pixel is
-decoded.
+its own range (``convert("RGB")`` would clip it to two levels); CMYK and ICC profiles go to sRGB; alpha, and a colour
+that PNG's ``tRNS`` names as transparent, is laid on neutral grey; only the first page of a multi-page file is read; the
+size is checked from the header before a pixel is decoded.
 """
 
 import io
@@ -19,6 +19,8 @@ from PIL import Image, ImageCms, ImageOps, UnidentifiedImageError
 
 MAX_MEGAPIXELS = 400.0
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".tif", ".tiff", ".bmp", ".webp", ".gif"})
+# the readers that may start (JPEG's also takes MPO); that of EPS would hand the file to Ghostscript
+_FORMATS = ("JPEG", "PNG", "TIFF", "BMP", "WEBP", "GIF")
 _GREY = (128, 128, 128)
 _ROWS = 512
 _LIMIT_LOCK = threading.Lock()
@@ -134,7 +136,7 @@ def _open(data: bytes, name: str, max_megapixels: float) -> Image.Image:
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the exact limit is checked below
         before, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, int(max_megapixels * 1e6) + 1
         try:
-            image = Image.open(io.BytesIO(data))
+            image = Image.open(io.BytesIO(data), formats=_FORMATS)
         except Image.DecompressionBombError as error:
             raise ImageError(_too_large(name, str(error), max_megapixels)) from error
         finally:
@@ -159,9 +161,11 @@ def _to_srgb(image: Image.Image) -> npt.NDArray[np.uint8]:
         image = image.convert("RGBA" if "transparency" in image.info else "RGB")
     if image.mode in {"La", "PA", "RGBa"}:
         image = image.convert("LA" if image.mode == "La" else "RGBA")
-    alpha = image.getchannel("A") if image.mode in {"LA", "RGBA"} else None
-    if alpha is not None:
+    if image.mode in {"LA", "RGBA"}:
+        alpha: Image.Image | None = image.getchannel("A")
         image = image.convert("L" if image.mode == "LA" else "RGB")
+    else:
+        alpha = _alpha_of_colour(image)
     if image.mode == "LAB":
         image = _lab_to_rgb(image)
     elif profile and image.mode in {"RGB", "CMYK", "L"}:
@@ -170,6 +174,17 @@ def _to_srgb(image: Image.Image) -> npt.NDArray[np.uint8]:
     if alpha is not None:  # laid on grey after the profile, so that the grey stays neutral
         rgb = Image.composite(rgb, Image.new("RGB", rgb.size, _GREY), alpha)
     return np.asarray(rgb, dtype=np.uint8)
+
+
+def _alpha_of_colour(image: Image.Image) -> Image.Image | None:
+    """Return an alpha channel where the header names one colour as transparent; None where it names none."""
+    colour = image.info.get("transparency")
+    if image.mode not in {"1", "L", "RGB"} or not isinstance(colour, tuple if image.mode == "RGB" else int):
+        return None
+    alike = np.asarray(image) == np.asarray(bool(colour) if image.mode == "1" else colour)
+    if image.mode == "RGB":
+        alike = alike.all(axis=2)
+    return Image.fromarray(np.where(alike, np.uint8(0), np.uint8(255)))
 
 
 def _scale_to_uint8(grey_HW: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:

@@ -203,7 +203,7 @@ def _abz_numbers(path: Path) -> dict[str, str]:
 
 
 def _count(row: Row) -> int:
-    return len(row["tables_agreeing"].split(","))
+    return sum(bool(name.strip()) for name in row["tables_agreeing"].split(","))
 
 
 def _unmarked(number: str) -> str:

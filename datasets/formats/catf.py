@@ -24,7 +24,8 @@ _FACES: dict[str, FaceName] = {
 }
 _LINE = re.compile(r"([0-9a-z]+'{0,2}(?:[.+-][0-9a-z']+)*)\.\s+(.*)")
 _UNITS = {"u": 10, "gesz2": 60}
-_NUMBER = re.compile(r"(?:\d+\((?:u|disz|asz|gesz2)\)[\s.]*)+")
+# a number is sought from its first digit only, and a comment up to the next opening: either keeps the time linear
+_NUMBER = re.compile(r"(?:(?<!\d)\d{1,9}\((?:u|disz|asz|gesz2)\)[\s.]*)+")
 _PART = re.compile(r"(\d+)\((\w+)\)")
 _ASCII = (
     ("sz", "š"),
@@ -69,7 +70,7 @@ def attested(atf: str) -> str:
     >>> attested("_{d}nin-lil2_ ina gu-um# _[sza3-_bi-sza2 x x]")
     '{d}NIN.LIL₂ ina gu-um …'
     """
-    text = re.sub(r"\(\$.*?\$\)|<<|>>|<\(|\)>", " ", atf)
+    text = re.sub(r"\(\$(?:(?!\(\$).)*?\$\)|<<|>>|<\(|\)>", " ", atf)
     text = re.sub(r"<[^<>]*>", "", text)
     text = re.sub(r"%\w+\s", "", text)
     text = _drop_restored(_capitals(text))

@@ -7,7 +7,7 @@ not a sign: listed, not read. Messages carry the line of the JSON file where the
 import bisect
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from dubsar.datasets.formats.collect import BoxCollector, candidate_for, is_cuneiform, label_of
 from dubsar.datasets.inventory import Inventory
@@ -35,22 +35,24 @@ def read_coco(
             box that cannot.
     """
     data = _load(path)
-    names = {c.get("id"): str(c.get("name", "")) for c in data["categories"]}
-    pictures: dict[Any, tuple[dict[str, Any], BoxCollector]] = {}
+    names, issues = _names(path, data["categories"], ignore_unknown)
+    pictures: dict[int | str, tuple[dict[str, Any], BoxCollector]] = {}
     for image in data["images"]:
-        size = _size(path, image)
-        if image.get("id") in pictures:
-            raise ValueError(f"{path}:{image[_LINE]}: image id {image.get('id')!r} stands twice; ids must differ")
-        collector = BoxCollector(path, size, ignore_unknown, refuse_duplicates=True)
-        pictures[image.get("id")] = (image, collector)
+        size, ident = _size(path, image), image.get("id")
+        if not _is_id(ident):
+            fault = f"picture {image.get('file_name')!r} has id {ident!r}; expected a whole number or a text"
+            raise ValueError(f"{path}:{image[_LINE]}: {fault}")
+        if ident in pictures:
+            raise ValueError(f"{path}:{image[_LINE]}: image id {ident!r} stands twice; ids must differ")
+        pictures[ident] = (image, BoxCollector(path, size, ignore_unknown, refuse_duplicates=True))
     orphans = BoxCollector(path, None, ignore_unknown)
     for annotation in data["annotations"]:
-        _, boxes = pictures.get(annotation.get("image_id"), ({}, orphans))
-        if boxes is orphans:
-            orphans.reject(annotation[_LINE], f"image_id {annotation.get('image_id')!r} is not among the images")
+        ident = annotation.get("image_id")
+        if _is_id(ident) and ident in pictures:
+            _add(pictures[ident][1], annotation, names, glyph_of)
         else:
-            _add(boxes, annotation, names, glyph_of)
-    issues = list(orphans.finish())
+            orphans.reject(annotation[_LINE], f"image_id {ident!r} is not among the images")
+    issues.extend(orphans.finish())
     for _, boxes in pictures.values():
         issues.extend(boxes.finish())
     return [_tablet(image, boxes, path) for image, boxes in pictures.values()], sorted(issues, key=lambda i: i.line)
@@ -147,22 +149,45 @@ def _size(path: Path, image: dict[str, Any]) -> tuple[int, int]:
     return width, height
 
 
+def _is_id(ident: object) -> TypeGuard[int | str]:
+    return isinstance(ident, int | str) and not isinstance(ident, bool)
+
+
+def _names(
+    path: Path, categories: list[dict[str, Any]], ignore_unknown: bool
+) -> tuple[dict[int | str, str], list[Issue]]:
+    """Map the id of each category to its name; one whose id is no id is refused, or dropped and listed."""
+    names: dict[int | str, str] = {}
+    issues: list[Issue] = []
+    for category in categories:
+        ident, name = category.get("id"), str(category.get("name", ""))
+        if _is_id(ident):
+            names[ident] = name
+            continue
+        fault = f"category {name!r} has id {ident!r}; expected a whole number or a text"
+        if not ignore_unknown:
+            raise ValueError(f"{path}:{category[_LINE]}: {fault}")
+        issues.append(Issue(path, category[_LINE], f"{fault}; the category was dropped"))
+    return names, issues
+
+
 def _add(
-    boxes: BoxCollector, annotation: dict[str, Any], names: dict[Any, str], glyph_of: dict[str, str] | None
+    boxes: BoxCollector, annotation: dict[str, Any], names: dict[int | str, str], glyph_of: dict[str, str] | None
 ) -> None:
     line, ident = annotation[_LINE], annotation.get("id")
     if annotation.get("iscrowd"):
         boxes.skip(line, f"annotation {ident!r} marks a crowd, not a sign; not read")
         return
-    if annotation.get("category_id") not in names:
-        boxes.reject(line, f"annotation {ident!r}: category id {annotation.get('category_id')!r} is not defined")
+    category = annotation.get("category_id")
+    if not _is_id(category) or category not in names:
+        boxes.reject(line, f"annotation {ident!r}: category id {category!r} is not defined")
         return
     try:
         x, y, w, h = (float(v) for v in annotation["bbox"])
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         boxes.reject(line, f"annotation {ident!r}: bbox is {annotation.get('bbox')!r}; expected [x, y, width, height]")
         return
-    name = names[annotation["category_id"]]
+    name = names[category]
     score = annotation.get("score", 1.0)
     confidence = float(score) if isinstance(score, int | float) and 0 <= score <= 1 else 1.0
     candidate = candidate_for(name, glyph_of).model_copy(update={"probability": confidence})

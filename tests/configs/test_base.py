@@ -1,6 +1,7 @@
 """The config loader: every fault with file, line and suggestion; scalars as a person means them; nothing imported."""
 
 import sys
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -153,6 +154,18 @@ def test_more_than_one_document_is_refused(put) -> None:
 def test_an_endless_alias_and_a_merge_key_are_refused(put) -> None:
     assert ":3: not valid YAML: alias *m: write it out" in faults(put("maybe: &m {lr: 1.0}\ndata:\n  <<: *m\n"))[0]
     assert ":2: not valid YAML: alias *a: write it out" in faults(put("data: &a\n  lr: *a\n"))[0]
+
+
+@pytest.mark.parametrize("text", ["[" * 3000, "{a: " * 3000, "- " * 3000, "? " * 3000, "[" * 200 + "]" * 200])
+def test_what_is_nested_too_deeply_is_refused_quickly(put, text: str) -> None:
+    start = time.process_time()
+    path = put(text)
+    assert faults(path) == [f"{path}:1: not valid YAML: nested more than 50 deep; a config has a few levels"]
+    path = put("name: a\n")
+    assert faults(path, f"names={text}") == [f"command line: {f'names={text}'!r} has a value that is not YAML"]
+    assert faults(path, "a." * 3000 + "a=1")[0].endswith("is nested more than 50 deep; a config has a few levels")
+    assert time.process_time() - start < 1
+    assert load(put("names: [a, b]\n"), Outer, ("data={lr: 1.0}",)).names == ("a", "b")
 
 
 def test_not_a_number_is_refused(put) -> None:

@@ -1,6 +1,7 @@
 """Canonical ATF as a reference: only what is on the clay, in the line tables' spelling."""
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,9 @@ DATA = Path(os.environ.get("DUBSAR_DATA", "../shared/data"))
         ("a [na _lugal_", "a …"),
         ("isz-ma <$kal3*$> ina", "iš-ma ina"),
         ("($blank$) sza* [x]", "ša …"),
+        ("($a$) sza ($b$) x", "ša x"),
         ("1(u) 5(disz) 1(gesz2)", "75"),
+        ("x12(u).", "x₁₂₀."),
         ("{1(disz)}{d}asz-szur—_du3—a_", "{1}{d}aš-šur--DU₃--A"),
         ("x x# bi?", "x x bi"),
         ("[x x x x]", ""),
@@ -38,6 +41,22 @@ DATA = Path(os.environ.get("DUBSAR_DATA", "../shared/data"))
 )
 def test_attested(atf: str, expected: str) -> None:
     assert attested(atf) == expected
+
+
+@pytest.mark.parametrize(
+    "part",
+    ["($", "($ x ", "1", "1(u", "1(u) ", "$)", "<(", "<", "[", "]", "_a-", "(", "{", "%", "… ", ".", "\u0301\u0316"],
+)
+def test_a_line_of_100_000_characters_takes_linear_time(part: str) -> None:
+    text = part * (100_000 // len(part))
+    start = time.process_time()
+    attested(text)
+    assert time.process_time() - start < 1
+
+
+@pytest.mark.parametrize("text", ["1" * 5000 + "(u)", "1" * 5000, "$)" * 9 + "($" * 9])
+def test_any_line_is_read(text: str) -> None:
+    assert attested(text)
 
 
 def test_lines_carry_face_label_and_place(tmp_path: Path) -> None:

@@ -74,6 +74,11 @@ def test_coco_messages_carry_the_line_of_the_object(tmp_path: Path) -> None:
         ({"category_id": 8, "bbox": [1, 2, 9, 9]}, "category id 8 is not defined"),
         ({"category_id": 7, "bbox": [1, 2, 9, 9], "image_id": 99}, "image_id 99 is not among the images"),
         ({"category_id": 7, "bbox": [50, 50, 9, 9]}, "duplicate row"),
+        ({"category_id": [7], "bbox": [1, 2, 9, 9]}, "category id .7. is not defined"),
+        ({"category_id": {}, "bbox": [1, 2, 9, 9]}, "category id {.*} is not defined"),
+        ({"category_id": 7, "bbox": [1, 2, 9, 9], "image_id": [0]}, "image_id .0. is not among the images"),
+        ({"category_id": 7, "bbox": [1, 2, 9, 9], "image_id": False}, "image_id False is not among the images"),
+        ({"category_id": 7, "bbox": [1, 2, 10**400, 9]}, "expected .x, y, width, height"),
     ],
 )
 def test_coco_faults_are_refused_or_drop_the_box(tmp_path: Path, annotation: dict[str, object], message: str) -> None:
@@ -101,6 +106,23 @@ def test_coco_faults_are_refused_or_drop_the_box(tmp_path: Path, annotation: dic
 def test_what_is_not_coco_is_refused(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read_coco(write(tmp_path / "a.json", text))
+
+
+@pytest.mark.parametrize("ident", [[1], {"a": 1}, None, True, 1.5])
+def test_coco_ids_are_whole_numbers_or_texts(tmp_path: Path, ident: object) -> None:
+    data = json.loads(coco({"category_id": 40, "bbox": [1, 2, 9, 9]}, {"category_id": 7, "bbox": [30, 2, 9, 9]}))
+    data["categories"][0]["id"] = ident
+    path = write(tmp_path / "a.json", json.dumps(data, indent=0))
+    with pytest.raises(ValueError, match=r"a\.json:11: category '𒀀' has id .*; expected a whole number or a text"):
+        read_coco(path)
+    (tablet,), issues = read_coco(path, ignore_unknown=True)
+    assert len(boxes(tablet)) == 1
+    assert next(m for line, m in errors(issues) if line == 11).endswith("the category was dropped")
+    assert any("category id 7 is not defined" in m for _, m in errors(issues))
+    data["images"][0]["id"], data["categories"][0]["id"] = ident, 7
+    for ignore_unknown in (False, True):  # a picture that cannot be told from others is no bad box
+        with pytest.raises(ValueError, match=r"a\.json:3: picture 'sub/K\.0\.jpg' has id .*; expected a whole number"):
+            read_coco(write(path, json.dumps(data, indent=0)), ignore_unknown=ignore_unknown)
 
 
 def test_coco_crowds_are_listed_not_read(tmp_path: Path) -> None:

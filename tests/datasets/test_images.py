@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image, ImageCms
+from PIL import EpsImagePlugin, Image, ImageCms
 
 from dubsar.datasets.images import ImageError, LoadedImage, find_images, load_image
 
@@ -168,7 +168,7 @@ def test_a_16_bit_picture_of_one_tone_is_mid_grey(value: int) -> None:
 
 def test_8_bit_grey_is_not_stretched() -> None:
     grey = Image.fromarray(np.full((6, 7), 77, np.uint8))
-    for form in ("TIFF", "PNG"):
+    for form in ("TIFF", "PNG", "JPEG", "MPO", "BMP", "GIF"):
         assert np.all(load_image(encode(grey, form)).rgb_HW3 == 77)
 
 
@@ -200,6 +200,18 @@ def test_palette_transparency_is_laid_on_grey() -> None:
     loaded = load_image(encode(palette, "PNG", transparency=0)).rgb_HW3
     assert loaded[0, 0].tolist() == [128, 128, 128]
     assert loaded[0, 3].tolist() == [0, 255, 0]
+
+
+@pytest.mark.parametrize(
+    ("mode", "pixels", "key"),
+    [("RGB", ((0, 0, 0), (0, 0, 9)), (0, 0, 0)), ("L", (7, 200), 7), ("1", (255, 0), 1), ("1", (0, 255), 0)],
+)
+def test_a_colour_that_png_names_as_transparent_is_laid_on_grey(mode: str, pixels: tuple[int, int], key: int) -> None:
+    image = Image.new(mode, (2, 1))
+    image.putdata(pixels)
+    plain = image.convert("RGB").getpixel((1, 0))
+    loaded = load_image(encode(image, "PNG", transparency=key)).rgb_HW3
+    assert (tuple(loaded[0, 0]), tuple(loaded[0, 1])) == ((128, 128, 128), plain)
 
 
 @pytest.mark.parametrize("form", ["PNG", "TIFF"])
@@ -365,6 +377,14 @@ def test_what_is_no_picture_is_one_clear_error(content: bytes, message: str, tmp
     path.write_bytes(content)
     with pytest.raises(ImageError, match=message):
         load_image(path)
+
+
+@pytest.mark.parametrize("form", ["EPS", "PDF", "ICO", "PPM"])
+def test_other_formats_are_refused_before_their_reader_starts(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = encode(picture(), form)
+    monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *_, **__: pytest.fail("Ghostscript was started"))
+    with pytest.raises(ImageError, match="not a picture in a known format; expected JPEG, PNG, TIFF, BMP, WebP or GIF"):
+        load_image(data)
 
 
 def test_a_missing_file_is_a_missing_file(tmp_path: Path) -> None:

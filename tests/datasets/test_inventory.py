@@ -167,6 +167,7 @@ def test_hzl_numbers_of_a_glyph_are_put_together_without_doubles(tmp_path: Path,
         ("48\t𒀀\ttables\tjtf,wd\t\n68\t𒀀\treadings\tMEA\t\n", "68"),
         ("49\t𒀀\ttables\tSLLHA\t\n50\t𒀀\ttables\tMEA,jtf\t\n", "50"),
         ("49\t𒀀\ttables\tSLLHA\t\n50\t𒀀\ttables\tMEA\t\n", "49|50"),
+        ("49\t𒀀\ttables\t\t\n50\t𒀀\ttables\tMEA\t\n", "50"),  # no table is fewer than one
         ("49\t𒀀\ttables\tMEA,wd\tSLLHA=𒁀\n", ""),
         ("ḪZL nr.319\t𒀀\ttables\tjtf\t\n", ""),
         ("1\t𒀀\treadings\t\t\n2\t𒀀\treadings\t\t\n", "1|2"),
