@@ -139,9 +139,11 @@ class ReadConfig(Block):
     classifier: str = ""
     transliterator: str = ""
     language: Literal["akk", "hit", "xhu"] = "akk"
-    detect_threshold: Fraction = 0.30
+    detect_threshold: Fraction = 0.25
     doubtful_below: Fraction = 0.5  # a sign below this gets `?`
     unread_below: Fraction = 0.20  # a sign below this is written `x`
+    # weight of a find on an edge or outside all views: it is seen at an angle, and often for a second time
+    edge_weight: Fraction = 0.5
     edges: Literal["aside", "text"] = "aside"  # aside: edges are read, but kept out of the running text
     top_k: Count = 5
     beams: Count = 1

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from dubsar.configs.schema import DetectConfig, ReadConfig
-from dubsar.datasets.boxes import Floats
+from dubsar.datasets.boxes import Floats, fuse
 from dubsar.datasets.crops import CropSize, cut_crops
 from dubsar.datasets.inventory import Inventory
 from dubsar.datasets.tiles import cut, is_empty, merge_tiles, tile_grid
@@ -24,6 +24,7 @@ from dubsar.pipelines.networks import find_device, inventory_of, load_byt5, load
 FIRST_GUESS_PX = 66.0  # median sign size of the training photographs
 LEAST_SCORE = 0.05  # detections below are noise; average precision needs all above
 _MOST_PIXELS = 150e6
+_SAME_SIGN = 0.55  # intersection over union of two looks at one sign
 _CLEAR = 0.4  # detections above this are taken to be signs when their size is measured
 
 
@@ -38,19 +39,31 @@ class Detections:
 
     def above(self, threshold: float) -> "Detections":
         """Return those whose score is at least ``threshold``."""
-        keep = self.scores_N >= threshold
-        return replace(self, boxes_N4=self.boxes_N4[keep], scores_N=self.scores_N[keep], classes_N=self.classes_N[keep])
+        return self._pick(np.flatnonzero(self.scores_N >= threshold))
+
+    def weighted(self, weights_N: Floats) -> "Detections":
+        """Multiply the scores by weights (N,) of 0 to 1, and put the best first again."""
+        changed = replace(self, scores_N=self.scores_N * weights_N)
+        return changed._pick(np.argsort(-changed.scores_N, kind="stable"))
+
+    def _pick(self, index: npt.NDArray[np.int64]) -> "Detections":
+        boxes, scores, classes = self.boxes_N4[index], self.scores_N[index], self.classes_N[index]
+        return replace(self, boxes_N4=boxes, scores_N=scores, classes_N=classes)
 
 
 @dataclass(frozen=True)
 class TileSettings:
-    """How a photograph is shown to the detector: tile side, overlap share, and the sign size it was trained for."""
+    """How a photograph is shown to the detector: tile side, overlap share, and the sign size it was trained for.
+
+    ``looks`` are sizes, as shares of the one that was found, at which the photograph is searched; the finds are fused.
+    """
 
     tile: int
     overlap: float
     sign_px: float
     batch_size: int = 4
     precision: str = "fp32"
+    looks: tuple[float, ...] = (1.0, 0.85, 1.18)
 
 
 def find_signs(
@@ -60,12 +73,13 @@ def find_signs(
 
     The scale is not known beforehand. The usual sign size and two larger ones are tried (the larger, the cheaper), and
     a smaller one where all look wrong; from the best of them the size is corrected by what is found until it agrees.
+    Then the photograph is searched a little larger and smaller too, and what was found is fused.
 
     Args:
         detector: in evaluation mode.
         rgb_HW3: uint8, upright.
         settings: as the detector was trained.
-        threshold: smallest score that is kept; there is no cap on the number.
+        threshold: smallest score that a look keeps; there is no cap on the number.
     """
     tried = [_at_size(detector, rgb_HW3, FIRST_GUESS_PX * f, settings, threshold) for f in (1.0, 1.7, 2.9)]
     if max(map(_evidence, tried)) < _CLEAR:
@@ -80,7 +94,11 @@ def find_signs(
         if _evidence(again) < 0.9 * _evidence(best):
             break
         best = again
-    return best
+    looks = [
+        best if f == 1 else _at_size(detector, rgb_HW3, best.sign_px * f, settings, threshold) for f in settings.looks
+    ]
+    boxes, scores, index = fuse([d.boxes_N4 for d in looks], [d.scores_N for d in looks], _SAME_SIGN)
+    return Detections(boxes, scores, np.concatenate([d.classes_N for d in looks])[index], best.sign_px)
 
 
 def _evidence(found: Detections) -> float:

@@ -42,7 +42,7 @@ def write_atomic(path: Path, data: bytes) -> None:
         data: the whole content.
 
     Raises:
-        OSError: the folder is missing or full; the message names it.
+        OSError: the folder is missing or full; the message names ``path``.
     """
     temporary = path.with_name(f".{path.name[:40]}.{secrets.token_hex(4)}.tmp")
     try:
@@ -51,9 +51,11 @@ def write_atomic(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
+    except OSError as error:
+        reason = error.strerror or error
+        raise OSError(error.errno, f"{path}: could not be written ({reason}); the old file is unchanged") from error
+    finally:
         temporary.unlink(missing_ok=True)
-        raise
 
 
 def write_json(tablet: Tablet, path: Path) -> None:

@@ -24,6 +24,7 @@ from dubsar.datasets.boxes import Floats, Ints, areas, as_boxes, intersections
 from dubsar.datasets.tablet import FaceName
 
 _WORK_SIDE = 800  # px: gaps between pasted views are still several px wide, and it takes a tenth of a second
+EDGES = frozenset({"left", "right", "top", "bottom"})
 _NAME_ORDER: tuple[FaceName, ...] = ("obverse", "bottom", "reverse", "top", "left", "right", "unknown")
 
 Mask = npt.NDArray[np.bool_]
@@ -75,6 +76,16 @@ def assign_faces(faces: list[FaceView], boxes_N4: npt.ArrayLike) -> Ints:
     best = shared.argmax(axis=1)
     held = shared[np.arange(len(boxes)), best] / area
     return np.where(held > 1 / 3, best, -1).astype(np.int64)
+
+
+def squarely_seen(faces: list[FaceView], boxes_N4: npt.ArrayLike) -> Mask:
+    """Tell for each sign box (N,) whether it lies on a face, not on an edge, which is seen at an angle, nor outside.
+
+    All are, where the photograph shows edges alone.
+    """
+    owner = assign_faces(faces, boxes_N4)
+    main = np.array([*(face.name not in EDGES for face in faces), False])  # the last one: of no view
+    return main[owner] if main.any() else np.ones(len(owner), dtype=bool)
 
 
 def _shrink(rgb_HW3: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.float32], Floats]:

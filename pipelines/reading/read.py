@@ -28,14 +28,13 @@ from dubsar.datasets.images import LoadedImage, load_image
 from dubsar.datasets.inventory import Inventory
 from dubsar.datasets.spelling import code_points
 from dubsar.datasets.tablet import BoxXYXY, Candidate, Face, Line, Sign, Tablet
-from dubsar.pipelines.reading.faces import FaceView, assign_faces, split_faces
+from dubsar.pipelines.reading.faces import EDGES, FaceView, assign_faces, split_faces, squarely_seen
 from dubsar.pipelines.reading.order import gaps, group_lines
 
 if TYPE_CHECKING:
     from dubsar.pipelines.reading.engine import Detections, Engine
 
 BROKEN = "[...]"
-EDGES = {"left", "right", "top", "bottom"}
 
 
 @dataclass
@@ -87,9 +86,11 @@ def read_photograph(path: Path, engine: "Engine", config: ReadConfig) -> Reading
     rgb = image.rgb_HW3
     with _timed(seconds, "find"):
         everything = engine.find(rgb)
-        found = everything.above(config.detect_threshold)
     with _timed(seconds, "order"):
-        views = split_faces(rgb, found.boxes_N4)
+        views = split_faces(rgb, everything.above(config.detect_threshold).boxes_N4)
+        squarely = squarely_seen(views, everything.boxes_N4)
+        everything = everything.weighted(np.where(squarely, 1.0, config.edge_weight))
+        found = everything.above(config.detect_threshold)
         owner = assign_faces(views, found.boxes_N4)
         owner = np.where(owner < 0, _nearest(views, found.boxes_N4), owner)  # no sign is left out
         rows = [

@@ -149,8 +149,9 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(export.os, "fsync", full_disk)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OSError, match=r"t\.txt: could not be written \(No space left on device\)") as caught:
         write_atomic(path, b"new")
+    assert caught.value.errno == 28
     assert path.read_bytes() == b"old"
     assert [p.name for p in tmp_path.iterdir()] == ["t.txt"]
 

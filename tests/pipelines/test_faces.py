@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 
-from dubsar.pipelines.reading.faces import FaceView, assign_faces, split_faces
+from dubsar.pipelines.reading.faces import FaceView, assign_faces, split_faces, squarely_seen
 
 CROSS = {
     "top": (400, 40, 800, 150),
@@ -126,3 +126,11 @@ def test_four_megapixels_are_split_fast():
     start = time.perf_counter()
     split_faces(rgb)
     assert time.perf_counter() - start < 0.6  # a third of that on an idle core
+
+
+def test_signs_on_edges_and_outside_are_not_squarely_seen() -> None:
+    faces = [FaceView((0, 0, 100, 100), "obverse"), FaceView((110, 0, 130, 100), "right")]
+    boxes = [[10, 10, 20, 20], [112, 10, 122, 20], [300, 10, 310, 20]]
+    assert squarely_seen(faces, boxes).tolist() == [True, False, False]
+    assert squarely_seen(faces[1:], boxes).tolist() == [True] * 3  # there is no face to prefer
+    assert squarely_seen(faces, []).tolist() == []

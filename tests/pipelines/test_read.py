@@ -29,6 +29,9 @@ class Boxes:
     def above(self, threshold: float) -> "Boxes":
         return Boxes(self.boxes_N4[self.scores_N >= threshold], self.scores_N[self.scores_N >= threshold])
 
+    def weighted(self, weights: Any) -> "Boxes":
+        return Boxes(self.boxes_N4, self.scores_N * weights)
+
 
 @dataclass
 class KnownEngine:
