@@ -1,7 +1,7 @@
 """The photographs that a stage learns from and is scored on: what is left out is counted and said.
 
 Training may go on without a few damaged pictures and without boxes that cannot be used; a score may not, so pictures
-of dev and test are never skipped.
+of dev and test are never skipped, and none of their boxes is dropped.
 """
 
 import sys
@@ -27,12 +27,15 @@ def labelled_photographs(
         root: data folder that holds ``tablet-signs/``.
         split: ``train``, ``dev`` or ``test``.
         inventory: classes that the boxes must belong to; any glyph will do where None.
-        ignore_unknown: leave out boxes that cannot be used, and print how many.
+        ignore_unknown: leave out boxes that cannot be used, and print how many; only in ``train``.
 
     Raises:
         FileNotFoundError: the folder or a table is absent.
-        ValueError: with file and line, a row that cannot be used and ``ignore_unknown`` is off.
+        ValueError: with file and line, a row that cannot be used and ``ignore_unknown`` is off; or it is on for a
+            split that scores.
     """
+    if ignore_unknown and split != "train":
+        raise ValueError(f"ignore_unknown is for training; in split {split} a dropped box would vanish from the truth")
     dropped: list[Issue] | None = [] if ignore_unknown else None
     photographs = read_tablet_signs(root, split=split, inventory=inventory, dropped=dropped)
     if dropped:

@@ -145,7 +145,7 @@ class MetricsLog(Callback):  # type: ignore[misc]
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Start the clock; drop rows of steps that a broken run made after its last checkpoint."""
         self.started, self.first = time.monotonic(), trainer.global_step
-        if self.path.exists():
+        if trainer.is_global_zero and self.path.exists():
             rows = [row for row in read_metrics(self.path) if row["step"] <= self.first]
             text = "".join(json.dumps(row) + "\n" for row in rows)
             write_atomically(self.path, lambda file: file.write(text.encode()))
@@ -169,9 +169,13 @@ class MetricsLog(Callback):  # type: ignore[misc]
         print(f"step {trainer.global_step}  " + "  ".join(f"{k} {v:.4g}" for k, v in found.items()), flush=True)
 
     def _append(self, row: dict[str, Any], trainer: L.Trainer) -> None:
-        if trainer.is_global_zero:
+        if not trainer.is_global_zero:
+            return
+        try:
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
+        except OSError as error:
+            raise OSError(error.errno, f"{self.path}: could not be written ({error.strerror})") from error
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

@@ -13,11 +13,11 @@ from dubsar.configs.blocks import Dora, Efficiency, Ema, Swa
 from dubsar.datasets.sources import data_root
 from dubsar.datasets.synthetic.glyphs import FontError, available_fonts
 from dubsar.models.checkpoint import CheckpointError, load_model, shipped
-from dubsar.pipelines.levers.resolve import resolve
-from dubsar.pipelines.levers.table import STAGES
+from dubsar.pipelines.levers.resolve import Resolution, resolve
+from dubsar.pipelines.levers.table import LEVERS, STAGES
 from dubsar.pipelines.training import hardware
 
-# every lever on, so that the resolver says for each what it would become here
+# what each lever is asked for, so that the resolver says what it would become here
 ALL_ON = Efficiency(
     precision="bf16",
     compile="per_block",
@@ -50,11 +50,16 @@ def examine() -> None:
         table.add_row(f"weights, {stage}", _weights(stage))
     console.print(table)
     levers = Table("lever", *sorted(STAGES), title="if asked for, each lever becomes")
-    resolved = {stage: resolve(ALL_ON, stage) for stage in sorted(STAGES)}
-    for i, row in enumerate(next(iter(resolved.values())).rows):
-        cells = [r.rows[i] for r in resolved.values()]
-        levers.add_row(row.lever, *(f"{c.resolved}" + (f" ({c.why})" if c.why else "") for c in cells))
+    for lever in LEVERS:
+        cells = [resolve_alone(lever.name, stage) for stage in sorted(STAGES)]
+        levers.add_row(lever.name, *(f"{c.resolved}" + (f" ({c.why})" if c.why else "") for c in cells))
     console.print(levers)
+
+
+def resolve_alone(lever: str, stage: str) -> Resolution:
+    """Resolve a lever that is asked for alone: beside ema, for one, swa would be refused."""
+    block = Efficiency().model_copy(update={lever: getattr(ALL_ON, lever)})
+    return next(row for row in resolve(block, stage).rows if row.lever == lever)
 
 
 def _bf16() -> str:

@@ -5,7 +5,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -18,7 +17,7 @@ from dubsar.datasets.synthetic.scene import write_tablets
 from dubsar.pipelines.levers.resolve import Resolved, resolve_config
 from dubsar.pipelines.reading.progress import watched
 from dubsar.pipelines.run_report import write_run_report
-from dubsar.pipelines.training import check_run, seed_everything
+from dubsar.pipelines.training import check_run, is_first_rank, seed_everything
 
 _BYTES_PER_PARAMETER = 16  # float32 weight, gradient and AdamW's two moments
 
@@ -31,7 +30,8 @@ def stage_module(stage: str) -> Any:
 def launch(config: StageConfig, folder: Path, *, resume: bool = False, overwrite: bool = False) -> dict[str, float]:
     """Train a stage in its run folder and print the scores of its best weights on dev.
 
-    A run that is there already is deleted or written to only when the stage is built and its data are read.
+    A run that is there already is deleted or written to only when the stage is built and its data are read. Of several
+    processes only the first one scores; the others return nothing.
     """
     require_outside_data(folder, "--run")
     levers = resolve_config(config)
@@ -40,13 +40,14 @@ def launch(config: StageConfig, folder: Path, *, resume: bool = False, overwrite
     seed_everything(config.trainer)
     print_levers(levers)
     scores: dict[str, float] = stage_module(config.stage).run(config, folder, resume=resume, overwrite=overwrite)
-    write_run_report(folder, scores)
-    print(f"{folder}: best weights on dev  " + "  ".join(f"{k} {v:.4g}" for k, v in scores.items()))
+    if is_first_rank(config.trainer):
+        write_run_report(folder, scores)
+        print(f"{folder}: best weights on dev  " + "  ".join(f"{k} {v:.4g}" for k, v in scores.items()))
     return scores
 
 
 def describe(config: StageConfig) -> None:
-    """Print config, levers, size, memory, class histogram and the shapes of the first batch; write nothing."""
+    """Print config, levers, size, memory, what the training set holds and the first batch's shapes; write nothing."""
     levers = resolve_config(config)
     _require_inputs(config)
     print(dump(config))
@@ -55,14 +56,14 @@ def describe(config: StageConfig) -> None:
     system, stream = stage_module(config.stage).build(config, levers)
     parameters = sum(p.numel() for p in system.parameters())
     mebibytes = parameters * _BYTES_PER_PARAMETER / 2**20
-    print(f"parameters: {parameters:,}; weights, gradients and optimizer: {mebibytes:.0f} MiB")
+    print(
+        f"parameters: {parameters:,}; weights, gradients and optimizer: {mebibytes:.0f} MiB "
+        "(activations, which grow with the batch, come on top)"
+    )
+    print("training set: " + ", ".join(f"{name} {count:,}" for name, count in stream.counts().items()))
     batch = stream.batch(0)
     shapes = [f"{name} {tuple(t.shape)} {str(t.dtype).removeprefix('torch.')}" for name, t in batch.items()]
     print("first batch: " + "  ".join(shapes))
-    for name in ("classes_B", "cls"):
-        if name in batch:
-            classes, counts = torch.unique(batch[name].long(), return_counts=True)
-            print(f"classes in it: {dict(zip(classes.tolist(), counts.tolist(), strict=True))}")
 
 
 def _require_inputs(config: StageConfig) -> None:

@@ -5,17 +5,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 from transformers import T5Config
 
-from dubsar.configs.schema import ClassifyConfig, DetectConfig, TransliterateConfig
+from dubsar.configs.schema import STAGES, ClassifyConfig, DetectConfig, TransliterateConfig
 from dubsar.datasets.inventory import Inventory
+from dubsar.datasets.text import CANONICAL_FORM
 from dubsar.models.backbones import SignClassifier
-from dubsar.models.checkpoint import ModelFile, load_model
+from dubsar.models.checkpoint import CheckpointError, ModelFile, load_model
 from dubsar.models.detector import Detector
 from dubsar.models.readings import ReadingCounts
 from dubsar.models.transliterator import SignAlignedT5, Size, build_transliterator, load_pretrained
 
 READINGS = "readings"  # name of the table of readings among a transliterator's tensors
+_AGAIN = "copy .safetensors and .json again, both of one training"
 
 
 def find_device(name: str) -> torch.device:
@@ -72,27 +75,50 @@ def build_byt5(config: TransliterateConfig, attention: str = "eager") -> Any:
 
 
 def load_detector(path: Path) -> tuple[Detector, DetectConfig, ModelFile]:
-    """Load a trained detector in evaluation mode, with the config that it was trained by and its file."""
+    """Load a trained detector in evaluation mode, with the config that it was trained by and its file.
+
+    Raises:
+        FileNotFoundError: there are no weights.
+        CheckpointError: they are damaged, or card and weights do not fit together.
+        InventoryMismatch: the card's inventory is not the one that its hash names.
+    """
     file = load_model(path, "detect")
-    config = DetectConfig.model_validate(file.card["config"], strict=False)
-    network = build_detector(config, len(file.card["inventory"]))
-    network.load_state_dict(file.state)
+    config: DetectConfig = _config_of(file, path)
+    network = build_detector(config, len(inventory_of(file, path)))
+    _load_state(network, file.state, path)
     return network.eval(), config, file
 
 
 def load_classifier(path: Path) -> tuple[SignClassifier, ClassifyConfig, ModelFile]:
-    """Load a trained classifier in evaluation mode, with the config that it was trained by and its file."""
+    """Load a trained classifier in evaluation mode, with the config that it was trained by and its file.
+
+    Raises:
+        FileNotFoundError, CheckpointError, InventoryMismatch: see `load_detector`.
+    """
     file = load_model(path, "classify")
-    config = ClassifyConfig.model_validate(file.card["config"], strict=False)
+    config: ClassifyConfig = _config_of(file, path)
     network = build_classifier(config, len(inventory_of(file, path)), fresh=True)
-    network.load_state_dict(file.state)
+    _load_state(network, file.state, path)
     return network.eval(), config, file
 
 
 def load_byt5(path: Path) -> tuple[Any, TransliterateConfig, ModelFile]:
-    """Load a trained transliterator in evaluation mode, with the config that it was trained by and its file."""
+    """Load a trained transliterator in evaluation mode, with the config that it was trained by and its file.
+
+    A card of before text forms were named is accepted.
+
+    Raises:
+        FileNotFoundError: there are no weights.
+        CheckpointError: they are damaged, card and weights do not fit together, or they write another form of text.
+    """
     file = load_model(path, "transliterate")
-    config = TransliterateConfig.model_validate(file.card["config"], strict=False)
+    config: TransliterateConfig = _config_of(file, path)
+    form = file.card.get("text_form", CANONICAL_FORM)
+    if form != CANONICAL_FORM:
+        raise CheckpointError(
+            f"{path}: trained on text of the form {form!r}, but this dubsar writes {CANONICAL_FORM!r}; train again, or "
+            "use the version of dubsar that made these weights"
+        )
     # a fine-tuned ByT5 is built from its own description: the weights it began with need not be at hand
     described = file.card.get("architecture")
     network = SignAlignedT5(T5Config(**described)) if described else build_byt5(config)
@@ -100,12 +126,67 @@ def load_byt5(path: Path) -> tuple[Any, TransliterateConfig, ModelFile]:
     if READINGS in state:
         network.readings = ReadingCounts.from_tensor(state.pop(READINGS))
         network.readings_weight = config.model.readings_weight
-    network.load_state_dict(state)
+    _load_state(network, state, path)
     return network.eval(), config, file
 
 
 def inventory_of(file: ModelFile, path: Path) -> Inventory:
-    """Return the inventory that a file's outputs index, checked against the hash beside it."""
-    inventory = Inventory.from_list(file.card["inventory"])
-    inventory.require(file.card["inventory_hash"], str(path))
+    """Return the inventory that a file's outputs index, checked against the hash beside it.
+
+    Raises:
+        CheckpointError: the card has no inventory, no hash of it, or one that cannot be read.
+        InventoryMismatch: the two do not belong together.
+    """
+    rows, wanted = (_from_card(file, path, key) for key in ("inventory", "inventory_hash"))
+    try:
+        inventory = Inventory.from_list(rows)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{path}: the inventory in its model card cannot be read ({error}), expected rows of 3 or 5 cells; {_AGAIN}"
+        ) from error
+    inventory.require(wanted, str(path))
     return inventory
+
+
+def _from_card(file: ModelFile, path: Path, key: str) -> Any:
+    if key not in file.card:
+        raise CheckpointError(
+            f"{path}: its model card has no {key!r} (found {', '.join(sorted(file.card))}), expected all that "
+            f"`dubsar train {file.card.get('stage')}` writes; {_AGAIN}"
+        )
+    return file.card[key]
+
+
+def _config_of(file: ModelFile, path: Path) -> Any:
+    found = _from_card(file, path, "config")
+    try:
+        return STAGES[file.card["stage"]].model_validate(found, strict=False)
+    except ValidationError as error:
+        faults = [f"{'.'.join(map(str, e['loc'])) or 'config'}: {e['msg']}" for e in error.errors()]
+        raise CheckpointError(
+            f"{path}: the config in its model card is not one of this dubsar: {_some(faults)}; {_AGAIN}, or use the "
+            "version of dubsar that made these weights"
+        ) from error
+
+
+def _load_state(network: torch.nn.Module, state: dict[str, torch.Tensor], path: Path) -> None:
+    """Load tensors into the network that the card describes.
+
+    Raises:
+        CheckpointError: a tensor is absent, is one too many, or has another shape.
+    """
+    expected = network.state_dict()
+    faults = [f"{name} is absent" for name in expected if name not in state]
+    faults += [f"{name} is not expected" for name in state if name not in expected]
+    faults += [
+        f"{name} has shape {tuple(state[name].shape)}, expected {tuple(tensor.shape)}"
+        for name, tensor in expected.items()
+        if name in state and state[name].shape != tensor.shape
+    ]
+    if faults:
+        raise CheckpointError(f"{path}: its weights do not fit the config in its model card: {_some(faults)}; {_AGAIN}")
+    network.load_state_dict(state)
+
+
+def _some(faults: list[str]) -> str:
+    return ", ".join(faults[:3]) + (f" and {len(faults) - 3} more" if len(faults) > 3 else "")

@@ -1,7 +1,7 @@
 """Turn a run's weights into those that ship: rounded to float16, scored on dev before and after, with a full card."""
 
 import itertools
-import json
+import tempfile
 from pathlib import Path
 
 import torch
@@ -10,12 +10,15 @@ from dubsar.datasets.crops import CropSize
 from dubsar.datasets.inventory import read_inventory
 from dubsar.datasets.sources import data_root
 from dubsar.models.checkpoint import load_model, save_model, shipped
+from dubsar.pipelines.callbacks import read_metrics
 from dubsar.pipelines.evaluation import SCORERS
 from dubsar.pipelines.networks import inventory_of, load_classifier
 
 
 def ship(stage: str, run: Path) -> None:
     """Write ``models/weights/<stage>`` from a run folder and print the dev scores before and after rounding.
+
+    The rounded weights are scored in a temporary folder, so that those that ship are replaced once, with their scores.
 
     Raises:
         FileNotFoundError: the run has no weights.
@@ -32,11 +35,12 @@ def ship(stage: str, run: Path) -> None:
         card["inventory"] = inventory.to_list()
     if stage == "classify":
         card["temperature"] = fit_temperature(run / stage)
-    save_model(shipped(stage), file.state, card, dtype=torch.float16)
-    rounded = SCORERS[stage](shipped(stage), "dev", 0)
+    before = SCORERS[stage](run / stage, "dev", 0)
+    with tempfile.TemporaryDirectory() as folder:
+        save_model(Path(folder) / stage, file.state, card, dtype=torch.float16)
+        rounded = SCORERS[stage](Path(folder) / stage, "dev", 0)
     card["metrics"] = {"dev": rounded}
     save_model(shipped(stage), file.state, card, dtype=torch.float16)
-    before = SCORERS[stage](run / stage, "dev", 0)
     for part, scores in rounded.items():
         print(f"{stage}, {part}: " + "  ".join(f"{k} {before[part][k]:.2f} -> {v:.2f}" for k, v in scores.items()))
     print(f"{shipped(stage)}.safetensors: {shipped(stage).with_suffix('.safetensors').stat().st_size / 1e6:.1f} MB")
@@ -49,8 +53,7 @@ def fit_temperature(weights: Path) -> float:
 
     network, config, file = load_classifier(weights)
     size = CropSize(config.data.crop_px, config.data.context)
-    unknown = config.data.ignore_unknown
-    crops = read_crops(data_root(), "dev", size, inventory_of(file, weights), ignore_unknown=unknown)
+    crops = read_crops(data_root(), "dev", size, inventory_of(file, weights))
     logits, truth = classify_crops(network, crops.pixels_NSS3), torch.from_numpy(crops.classes_N)
     candidates = torch.logspace(-0.7, 0.5, 61).tolist()
     losses = [float(torch.nn.functional.cross_entropy(logits / t, truth)) for t in candidates]
@@ -59,7 +62,6 @@ def fit_temperature(weights: Path) -> float:
 
 def training_seconds(run: Path) -> float:
     """Return how long the run's training took, as its log says."""
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    clock = [float(r["seconds"]) for r in rows if "seconds" in r]
+    clock = [float(r["seconds"]) for r in read_metrics(run / "metrics.jsonl") if "seconds" in r]
     # a resumed run starts its clock again: the last reading before each restart counts
     return sum(now for now, later in itertools.pairwise([*clock, -1.0]) if later < now)

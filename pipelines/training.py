@@ -1,5 +1,6 @@
 """Training mechanics that all stages share: run folder, seeds, trainer. The methods are in the stages."""
 
+import json
 import logging
 import os
 import shutil
@@ -11,6 +12,8 @@ from typing import Any
 
 import lightning as L
 import torch
+import yaml
+from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, RichProgressBar
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch.utils.data import DataLoader
@@ -18,6 +21,8 @@ from torch.utils.data import DataLoader
 from dubsar.configs.base import dump, load
 from dubsar.configs.blocks import Trainer
 from dubsar.configs.schema import STAGES, StageConfig
+from dubsar.datasets.inventory import InventoryMismatch, read_inventory
+from dubsar.datasets.sources import data_root
 from dubsar.models.checkpoint import write_atomically
 from dubsar.pipelines.callbacks import (
     AtomicFiles,
@@ -66,6 +71,11 @@ class RunFolder:
         return self.path / "checkpoints"
 
     @property
+    def data(self) -> Path:
+        """What the run learns from, where that must not change: the hash of the sign inventory."""
+        return self.path / "data.json"
+
+    @property
     def last(self) -> Path:
         """The newest training checkpoint."""
         return self.checkpoints / "last.ckpt"
@@ -76,15 +86,29 @@ class RunFolder:
         return self.checkpoints / "best.ckpt"
 
 
+def is_first_rank(settings: Trainer) -> bool:
+    """Say whether this process checks, deletes and writes the run folder: of a run's processes only one may.
+
+    Every process of a run on several devices starts with the same command. Until Lightning's trainer is built the
+    launcher's environment tells them apart, as it does for Lightning's own messages.
+    """
+    if settings.devices * settings.num_nodes == 1:
+        return True
+    return rank_zero_only.rank == 0 and os.environ.get("NODE_RANK", "0") == "0"  # type: ignore[no-any-return]
+
+
 def check_run(path: Path, config: StageConfig, *, resume: bool = False, overwrite: bool = False) -> None:
-    """Refuse a run folder that cannot be used as asked; nothing is written.
+    """Refuse a run folder that cannot be used as asked; nothing is written. Only the first rank looks.
 
     Raises:
         RunFolderError: the folder is not empty and neither ``resume`` nor ``overwrite`` is set, or both are, or
             there is nothing to resume, or the run to resume has another config (see `RESUMABLE`).
+        InventoryMismatch: the run to resume learns other sign classes than the data folder has by now.
         ConfigError: the config of the run to resume cannot be read.
         NotADirectoryError: there is a file of that name.
     """
+    if not is_first_rank(config.trainer):
+        return
     if resume and overwrite:
         raise RunFolderError(f"{path}: --resume goes on with a run and --overwrite deletes it; give one of them")
     if path.exists() and not path.is_dir():
@@ -92,12 +116,45 @@ def check_run(path: Path, config: StageConfig, *, resume: bool = False, overwrit
     if path.exists() and any(path.iterdir()) and not resume:
         if not overwrite:
             raise RunFolderError(f"{path}: a run is there already; go on with --resume or start anew with --overwrite")
-        if not (path / "config.yaml").exists():
-            raise RunFolderError(
-                f"{path}: holds no config.yaml, so it is no run folder; --overwrite will not delete it"
-            )
+        if lack := _lacks(path):
+            raise RunFolderError(f"{path}: {lack}, so it is no run folder; --overwrite will not delete it")
     if resume:
         _check_resumed(RunFolder(path), config)
+
+
+def _lacks(path: Path) -> str:
+    """Say what a folder lacks that every run folder has; empty where it has all."""
+    for name in ("config.yaml", "levers.json"):
+        if not (path / name).is_file():
+            return f"holds no {name}"
+    try:
+        content = yaml.safe_load((path / "config.yaml").read_bytes())
+    except (yaml.YAMLError, ValueError):
+        content = None
+    if not isinstance(content, dict) or content.get("stage") not in STAGES:
+        return f"its config.yaml names no stage ({', '.join(STAGES)})"
+    return ""
+
+
+def _inventory_hash(config: StageConfig) -> str | None:
+    """Return the hash of the sign classes that a stage's targets index; None for a stage that has no classes."""
+    return None if config.stage == "transliterate" else read_inventory(data_root()).hash
+
+
+def _check_inventory(run: RunFolder, config: StageConfig) -> None:
+    """Refuse to go on with other classes; a run of before they were written down goes on as it is."""
+    if not run.data.exists():
+        return
+    try:
+        stored = json.loads(run.data.read_bytes())["inventory_hash"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise RunFolderError(f"{run.data}: cannot be read ({error!r}), expected an inventory_hash") from error
+    now = _inventory_hash(config)
+    if now is not None and stored != now:
+        raise InventoryMismatch(
+            f"{run.path}: started on sign inventory {stored}, but that of {data_root()} is {now}: its classes were "
+            "changed or reordered; put them back, or start anew with --overwrite or another --run"
+        )
 
 
 def _check_resumed(run: RunFolder, config: StageConfig) -> None:
@@ -114,6 +171,7 @@ def _check_resumed(run: RunFolder, config: StageConfig) -> None:
             f"{run.path}: --resume with another config than the run's: {', '.join(changed)}; put the old values back, "
             f"or start anew with --overwrite or another --run (only {', '.join(sorted(RESUMABLE))} may change)"
         )
+    _check_inventory(run, config)
 
 
 def _differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
@@ -129,17 +187,23 @@ def _differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> 
 def open_run(
     path: Path, config: StageConfig, levers: Resolved, *, resume: bool = False, overwrite: bool = False
 ) -> RunFolder:
-    """Prepare a run folder and write ``config.yaml`` and ``levers.json``; with ``overwrite`` the old run is deleted.
+    """Prepare a run folder and write ``config.yaml``, ``levers.json`` and, for stages with sign classes, ``data.json``.
 
-    Call it when all that can fail before the first step has passed: the data are read and the trainer is built.
+    With ``overwrite`` the old run is deleted. Call it when all that can fail before the first step has passed: the data
+    are read and the trainer is built. Only the first rank deletes and writes.
 
     Raises:
         RunFolderError: see `check_run`, as for its other errors.
     """
+    run = RunFolder(path)
+    if not is_first_rank(config.trainer):
+        return run
     check_run(path, config, resume=resume, overwrite=overwrite)
+    inventory_hash = _inventory_hash(config)
     if overwrite and path.exists():
         shutil.rmtree(path)
-    run = RunFolder(path)
+    if inventory_hash is not None:
+        write_json(run.data, {"inventory_hash": inventory_hash})
     write_atomically(path / "config.yaml", lambda f: f.write(dump(config).encode()))
     write_json(path / "levers.json", levers.to_list())
     return run

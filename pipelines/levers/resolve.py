@@ -71,8 +71,21 @@ def resolve(efficiency: Efficiency, stage: str, *, cuda: bool | None = None) -> 
 
 
 def resolve_config(config: StageConfig) -> Resolved:
-    """Resolve the levers of a stage's config for the device that its trainer will use."""
-    cuda = config.trainer.accelerator != "cpu" and torch.cuda.is_available()
+    """Resolve the levers of a stage's config for the device that its trainer will use.
+
+    Raises:
+        LeverError: see `resolve`.
+        ValueError: the trainer wants a GPU, or several, and they are not there.
+    """
+    trainer = config.trainer
+    cuda = trainer.accelerator != "cpu" and torch.cuda.is_available()
+    count = torch.cuda.device_count() if cuda else int(torch.backends.mps.is_available())
+    if trainer.accelerator == "gpu" and not count:
+        raise ValueError("trainer.accelerator is 'gpu', but PyTorch finds none here; set it to cpu or auto")
+    if cuda and trainer.devices > count:
+        raise ValueError(
+            f"trainer.devices is {trainer.devices}, but PyTorch finds {count} GPUs here; set it to {count}"
+        )
     return resolve(config.efficiency, config.stage, cuda=cuda)
 
 

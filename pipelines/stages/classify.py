@@ -36,8 +36,8 @@ from dubsar.pipelines.metrics import ClassScores, score_classes
 from dubsar.pipelines.networks import build_classifier
 from dubsar.pipelines.optim import build_optimizer, clip_gradients
 from dubsar.pipelines.reading.engine import classify_crops, to_input
-from dubsar.pipelines.stream import Stream
-from dubsar.pipelines.training import RunFolder, build_trainer, fit, model_card, open_run
+from dubsar.pipelines.stream import Stream, count_names
+from dubsar.pipelines.training import RunFolder, build_trainer, fit, is_first_rank, model_card, open_run
 
 LICENCE = (
     "Weights: CC BY-NC-SA 4.0, non-commercial. Trained on photographs (c) The Trustees of the British Museum; "
@@ -125,6 +125,10 @@ class CropStream(Stream):
         pixels = torch.from_numpy(np.stack([r[0] for r in rows]))
         return {"pixels_BCHW": to_input(pixels), "classes_B": torch.tensor([r[1] for r in rows])}
 
+    def counts(self) -> dict[str, int]:
+        """Count the photographed crops of each class that has any."""
+        return count_names(self.crops.classes_N, [c.name or c.glyph for c in self.classes])
+
     def _draw(self, rng: np.random.Generator) -> tuple[npt.NDArray[np.uint8], int]:
         side = self.data.crop_px
         if self.covered and rng.random() < self.data.synthetic_fraction:
@@ -161,7 +165,7 @@ def read_crops(
         inventory: classes that all boxes must belong to.
         limit: at most so many crops; 0: all.
         max_bad: skip so many photographs that cannot be read (for training); none where None.
-        ignore_unknown: drop and count boxes that cannot be used or have no class.
+        ignore_unknown: drop and count boxes that cannot be used or have no class (for training).
 
     Raises:
         ValueError: see `labelled_photographs` and `open_photographs`, as for other errors.
@@ -198,10 +202,9 @@ def build(config: ClassifyConfig, levers: Resolved) -> tuple[ClassifySystem, Str
     inventory = read_inventory(root)
     network = build_classifier(config, len(inventory))
     apply_levers(network, levers)
-    size, unknown = CropSize(data.crop_px, data.context), data.ignore_unknown
-    wide = CropSize(data.crop_px, data.context, BORDER)
+    wide, unknown = CropSize(data.crop_px, data.context, BORDER), data.ignore_unknown
     train = read_crops(root, "train", wide, inventory, data.limit, max_bad=data.max_bad, ignore_unknown=unknown)
-    dev = read_crops(root, "dev", size, inventory, data.limit, ignore_unknown=unknown)
+    dev = read_crops(root, "dev", CropSize(data.crop_px, data.context), inventory, data.limit)
     if not len(train.classes_N):
         raise ValueError(f"{root / 'tablet-signs'}: no training photograph with a box is left; `dubsar data check`")
     stream = CropStream(train, inventory, font, data, config.trainer.seed)
@@ -248,12 +251,14 @@ def _font(root: Path) -> GlyphFont:
 
 
 def run(config: ClassifyConfig, folder: Path, *, resume: bool = False, overwrite: bool = False) -> dict[str, float]:
-    """Train, keep the weights that are best on dev, write them, and return their dev scores."""
+    """Train, keep and write the weights that are best on dev, and return their dev scores (on the first rank)."""
     levers = resolve_config(config)
     system, stream = build(config, levers)
     trainer = build_trainer(config, RunFolder(folder), levers, monitor="val/top1", mode="max")
     run_folder = open_run(folder, config, levers, resume=resume, overwrite=overwrite)
     fit(trainer, system, stream, run_folder, resume=resume)
+    if not is_first_rank(config.trainer):
+        return {}
     scores = score_crops(system.network, system.dev).to_dict()
     inventory = read_inventory(data_root())
     card = model_card(

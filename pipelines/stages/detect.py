@@ -34,8 +34,8 @@ from dubsar.pipelines.metrics import Found, average_precision
 from dubsar.pipelines.networks import build_detector
 from dubsar.pipelines.optim import build_optimizer, clip_gradients
 from dubsar.pipelines.reading.engine import find_signs, tile_settings
-from dubsar.pipelines.stream import Stream
-from dubsar.pipelines.training import RunFolder, build_trainer, fit, model_card, open_run
+from dubsar.pipelines.stream import Stream, count_names
+from dubsar.pipelines.training import RunFolder, build_trainer, fit, is_first_rank, model_card, open_run
 
 LICENCE = (
     "Weights: CC BY-NC-SA 4.0, non-commercial. Trained on photographs (c) The Trustees of the British Museum; "
@@ -77,8 +77,10 @@ class DetectSystem(L.LightningModule):  # type: ignore[misc]
 class Windows(Stream):
     """Batches of random windows; a photograph is drawn by the square root of its number of signs."""
 
-    def __init__(self, real: list[Picture], rendered: list[Picture], data: DetectData, seed: int) -> None:
-        self.real, self.rendered, self.data, self.seed = real, rendered, data, seed
+    def __init__(
+        self, real: list[Picture], rendered: list[Picture], names: list[str], data: DetectData, seed: int
+    ) -> None:
+        self.real, self.rendered, self.names, self.data, self.seed = real, rendered, names, data, seed
         weights = np.sqrt([len(p.boxes_N4) for p in real])
         self.share = weights / weights.sum()
         self.augment = tile_augmentation()
@@ -88,6 +90,10 @@ class Windows(Stream):
         rng = np.random.default_rng((self.seed, number))
         self.augment.set_random_seed(int(rng.integers(2**31)))
         return collate([self._draw(rng) for _ in range(self.data.batch_size)])
+
+    def counts(self) -> dict[str, int]:
+        """Count the labelled signs of each class that has any, photographed and rendered."""
+        return count_names(np.concatenate([p.classes_N for p in (*self.real, *self.rendered)]), self.names)
 
     def _draw(self, rng: np.random.Generator) -> dict[str, Any]:
         rendered = self.rendered and rng.random() < self.data.synthetic_fraction
@@ -187,11 +193,13 @@ def build(config: DetectConfig, levers: Resolved) -> tuple[DetectSystem, Stream]
     if config.data.tile % STRIDE:
         raise ValueError(f"data.tile is {config.data.tile}, expected a multiple of {STRIDE}")
     root = data_root()
-    network = build_detector(config, len(read_inventory(root)))
+    inventory = read_inventory(root)
+    network = build_detector(config, len(inventory))
     apply_levers(network, levers)
     real, rendered = prepare(config, root)
-    windows = Windows(real, rendered, config.data, config.trainer.seed)
-    dev = labelled_photographs(root, "dev", ignore_unknown=config.data.ignore_unknown)[: config.data.limit or None]
+    names = [c.name or c.glyph for c in inventory.classes] if config.model.classes == "inventory" else ["sign"]
+    windows = Windows(real, rendered, names, config.data, config.trainer.seed)
+    dev = labelled_photographs(root, "dev")[: config.data.limit or None]
     for _ in open_photographs(dev):  # a damaged one is to fail here, not at the first validation
         pass
     return DetectSystem(network, dev, config, levers), windows
@@ -206,12 +214,14 @@ def apply_levers(network: Detector, levers: Resolved) -> None:
 
 
 def run(config: DetectConfig, folder: Path, *, resume: bool = False, overwrite: bool = False) -> dict[str, float]:
-    """Train, keep the weights that are best on dev, write them, and return their dev scores."""
+    """Train, keep and write the weights that are best on dev, and return their dev scores (on the first rank)."""
     levers = resolve_config(config)
     system, stream = build(config, levers)
     trainer = build_trainer(config, RunFolder(folder), levers, monitor="val/ap50", mode="max")
     run_folder = open_run(folder, config, levers, resume=resume, overwrite=overwrite)
     fit(trainer, system, stream, run_folder, resume=resume)
+    if not is_first_rank(config.trainer):
+        return {}
     scores = score_photographs(system.network, system.dev, config)
     inventory = read_inventory(data_root())
     card = model_card(

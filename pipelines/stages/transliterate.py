@@ -42,7 +42,7 @@ from dubsar.pipelines.metrics import TextScores, score_text
 from dubsar.pipelines.networks import READINGS, build_byt5
 from dubsar.pipelines.optim import build_optimizer, clip_gradients
 from dubsar.pipelines.stream import Stream
-from dubsar.pipelines.training import RunFolder, build_trainer, fit, model_card, open_run
+from dubsar.pipelines.training import RunFolder, build_trainer, fit, is_first_rank, model_card, open_run
 
 LICENCE = "Weights: CC BY-SA 4.0. Data: Oracc CC0; TLHdig CC BY 4.0; UD_Hittite-HitTB CC BY-SA 4.0."
 
@@ -124,6 +124,11 @@ class LineStream(Stream):
         """Return padded ids, see `collate`."""
         rng = random.Random(f"{self.seed}/batch/{number}")
         return collate([self._draw(self.examples[i], rng) for i in self.batches[number]])
+
+    def counts(self) -> dict[str, int]:
+        """Count lines, with their repeats, and the ids that their text takes."""
+        ids = sum(len(self.encode(e, 0)["target"]) for e in self.examples)
+        return {"lines": len(self.examples), "target ids": ids}
 
     def _draw(self, example: Example, rng: random.Random) -> dict[str, list[int]]:
         start, cut = rng.randrange(SENTINELS), rng.randrange(SENTINELS)
@@ -286,12 +291,14 @@ def apply_levers(network: Any, levers: Resolved) -> None:
 def run(
     config: TransliterateConfig, folder: Path, *, resume: bool = False, overwrite: bool = False
 ) -> dict[str, float]:
-    """Train, keep the weights that are best on dev, write them, and return their dev scores."""
+    """Train, keep and write the weights that are best on dev, and return their dev scores (on the first rank)."""
     levers = resolve_config(config)
     system, stream = build(config, levers)
     trainer = build_trainer(config, RunFolder(folder), levers, monitor="val/cer", mode="min")
     run_folder = open_run(folder, config, levers, resume=resume, overwrite=overwrite)
     fit(trainer, system, stream, run_folder, resume=resume)
+    if not is_first_rank(config.trainer):
+        return {}
     scores = {
         source: score_lines(system.network, lines, compact=system.compact).to_dict()
         for source, lines in system.dev.items()

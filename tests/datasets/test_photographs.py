@@ -82,3 +82,9 @@ def test_dropped_boxes_are_counted_and_printed(tmp_path: Path, capsys: pytest.Ca
         "train: 2 of 3 boxes dropped by data.ignore_unknown, 2 of 3 photographs are without a box; the first: "
     )
     assert "signs.tsv:3: error: sign '𒈾'" in printed
+
+
+@pytest.mark.parametrize("split", ["dev", "test"])
+def test_no_box_is_dropped_where_scores_are_made(tmp_path: Path, split: str) -> None:
+    with pytest.raises(ValueError, match=f"ignore_unknown is for training; in split {split} a dropped box would"):
+        labelled_photographs(tmp_path, split, SMALL, ignore_unknown=True)

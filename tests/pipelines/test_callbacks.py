@@ -133,6 +133,17 @@ def test_rows_behind_the_last_checkpoint_are_dropped_and_a_torn_line_is_skipped(
     assert [r["step"] for r in read_metrics(path)] == [0, 1, 2]
 
 
+def test_a_full_disk_names_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    trainer = trainer_with(tmp_path, MetricsLog(tmp_path / "metrics.jsonl", 1), steps=2)
+    monkeypatch.setattr(Path, "open", full)
+    with pytest.raises(OSError, match=r"metrics\.jsonl: could not be written \(No space left on device\)") as caught:
+        trainer.fit(Exploding(-1), DataLoader(torch.ones(8, 2)))
+    assert caught.value.errno == errno.ENOSPC
+
+
 def test_every_batch_starts_from_its_own_seed(tmp_path: Path) -> None:
     class Draws(Exploding):
         def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:

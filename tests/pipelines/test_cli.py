@@ -1,6 +1,7 @@
 """The command line: help with examples, one line for each expected fault, and exit statuses."""
 
 import errno
+import io
 import os
 import re
 import sys
@@ -140,6 +141,40 @@ def test_faults_have_their_exit_status(
     monkeypatch.setattr(cli, "app", fails)
     assert run(monkeypatch) == status
     assert capfd.readouterr().err == f"dubsar: {error}\n"
+
+
+def test_a_file_name_in_another_encoding_can_be_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def prints() -> None:
+        print("# tablet\udcff.jpg")
+        print("tablet\udcff.jpg: damaged", file=sys.stderr)
+
+    held = {name: io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="strict") for name in ("stdout", "stderr")}
+    for name, stream in held.items():
+        monkeypatch.setattr(sys, name, stream)
+    monkeypatch.setattr(cli, "app", prints)
+    cli.main()
+    for stream in held.values():
+        stream.flush()
+        assert b"tablet?.jpg" in stream.buffer.getvalue()  # type: ignore[attr-defined]
+    monkeypatch.setattr(sys, "stdout", io.StringIO())  # a stream of another program's making
+    monkeypatch.setattr(sys, "stderr", None)
+    cli.main()
+
+
+def test_a_negative_limit_is_refused() -> None:
+    result = CliRunner().invoke(cli.app, ["evaluate", "read", "--limit", "-1"])
+    assert result.exit_code == 2
+    assert "--limit" in plain(result.output)
+
+
+@pytest.mark.parametrize("width", ["40", "80", "200"])
+def test_an_address_stays_on_one_line_in_a_pipe(monkeypatch: pytest.MonkeyPatch, width: str) -> None:
+    from dubsar.datasets.sources import SOURCES
+
+    monkeypatch.setenv("COLUMNS", width)
+    output = CliRunner().invoke(cli.app, ["data", "list"]).output
+    for source in SOURCES:
+        assert all(part in output for part in (source.name, source.address, source.sha256, source.licence, source.note))
 
 
 def test_a_bug_of_ours_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from dubsar.configs.schema import STAGES
 from dubsar.models.backbones import SignClassifier
 from dubsar.models.detector import Detector
 from dubsar.pipelines.callbacks import Average
+from dubsar.pipelines.doctor import resolve_alone
 from dubsar.pipelines.levers.resolve import LeverError, Resolved, resolve, resolve_config
 from dubsar.pipelines.levers.table import LEVERS
 from dubsar.pipelines.networks import build_byt5
@@ -95,6 +96,21 @@ def test_levers_that_need_each_other() -> None:
     assert (alone.resolved, alone.why) == ("default", "compile is off, so there is nothing to compile in this mode")
     together = resolve(asked(compile="full", compile_mode="max-autotune"), "classify", cuda=False)
     assert together["compile_mode"] == "max-autotune"
+
+
+def test_the_doctor_asks_for_each_lever_alone() -> None:
+    for name in ("ema", "swa"):
+        row = resolve_alone(name, "classify")
+        assert (row.resolved, row.why) == (row.asked, "")
+        assert row.asked
+
+
+@pytest.mark.skipif(torch.cuda.is_available() or torch.backends.mps.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_refused() -> None:
+    message = r"trainer\.accelerator is 'gpu', but PyTorch finds none here; set it to cpu or auto"
+    with pytest.raises(ValueError, match=message):
+        resolve_config(debug_config("classify", "trainer.accelerator=gpu"))
+    assert resolve_config(debug_config("classify", "trainer.accelerator=auto"))["precision"] == "fp32"
 
 
 def test_a_trainer_on_the_cpu_resolves_for_the_cpu() -> None:

@@ -1,13 +1,20 @@
 """What happens to a run folder that is not empty: nothing is deleted or rewritten before the new run can start."""
 
+import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from lightning.fabric.utilities.rank_zero import rank_zero_only
 
 from dubsar.configs.base import ConfigError, load
 from dubsar.configs.schema import STAGES
+from dubsar.datasets.inventory import read_inventory
+from dubsar.pipelines import cli
+from dubsar.pipelines.callbacks import read_metrics
 from dubsar.pipelines.launch import launch
 from dubsar.pipelines.levers.resolve import resolve_config
 from dubsar.pipelines.stages import transliterate
@@ -78,6 +85,84 @@ def test_resume_needs_the_config_that_the_run_was_started_with(tmp_path: Path) -
     (run.path / "config.yaml").unlink()
     with pytest.raises(RunFolderError, match=r"to resume from \(expected .*config\.yaml\)"):
         opened(run.path, resume=True)
+
+
+def classes_tsv(root: Path, *names: str) -> str:
+    """Write sign classes and return the inventory's hash."""
+    folder = root / "tablet-signs"
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = [f"{i}\t{glyph}\t{glyph}\t{i}" for i, glyph in enumerate(names)]
+    (folder / "classes.tsv").write_text("\n".join(["class_id\tglyph\tsign_name\tmzl", *rows]) + "\n", encoding="utf-8")
+    return read_inventory(root).hash
+
+
+@pytest.mark.parametrize("stage", ["classify", "detect"])
+def test_a_run_is_not_resumed_on_other_sign_classes(
+    stage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DUBSAR_DATA", str(tmp_path / "data"))
+    before = classes_tsv(tmp_path / "data", "𒀀", "𒈾")
+    config = load(DEBUG / f"{stage}.yaml", STAGES[stage])
+    levers = resolve_config(config)
+    run = open_run(tmp_path / "run", config, levers)
+    assert json.loads(run.data.read_text()) == {"inventory_hash": before}
+    run.checkpoints.mkdir()
+    run.last.write_bytes(b"")
+    open_run(run.path, config, levers, resume=True)
+    now = classes_tsv(tmp_path / "data", "𒈾", "𒀀")
+    arguments = ["train", stage, "--config", str(DEBUG / f"{stage}.yaml"), "--run", str(run.path), "--resume"]
+    monkeypatch.setattr("sys.argv", ["dubsar", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert stop.value.code == 2
+    err = capfd.readouterr().err
+    assert err.startswith(f"dubsar: {run.path}: started on sign inventory {before}, but that of ")
+    assert f" is {now}: its classes were changed or reordered" in err
+    run.data.write_text("[]")
+    with pytest.raises(RunFolderError, match=r"data\.json: cannot be read \(.*\), expected an inventory_hash"):
+        open_run(run.path, config, levers, resume=True)
+    run.data.unlink()  # as in a run of before the hash was written down
+    open_run(run.path, config, levers, resume=True)
+    assert json.loads(run.data.read_text()) == {"inventory_hash": now}
+
+
+# --- several processes
+
+
+def test_only_the_first_rank_checks_deletes_and_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = started(tmp_path / "run")
+    before = files(run.path)
+    two = ("trainer.devices=2", "trainer.strategy=ddp")
+    monkeypatch.setattr(rank_zero_only, "rank", 1)
+    for options in ({}, {"overwrite": True}, {"resume": True}):
+        assert opened(run.path, *two, **options) == run
+    assert files(run.path) == before
+    with pytest.raises(RunFolderError, match="a run is there already"):
+        opened(run.path)  # a run of one process has no other rank, whatever the environment says
+    monkeypatch.setattr(rank_zero_only, "rank", 0)
+    with pytest.raises(RunFolderError, match="a run is there already"):
+        opened(run.path, *two)
+    monkeypatch.setenv("NODE_RANK", "1")
+    assert opened(run.path, *two) == run
+
+
+@pytest.mark.slow
+@pytest.mark.data
+def test_two_processes_train_into_one_folder(tmp_path: Path, data_root: Path) -> None:
+    few = ["data.sources=[hittite]", "data.limit=40", "data.val_lines=1", "trainer.max_steps=2"]
+    command = [Path(sys.executable).with_name("dubsar"), "train", "transliterate", *few]
+    command += ["trainer.val_every_steps=2", "trainer.devices=2", "trainer.strategy=ddp"]
+    command += ["--config", DEBUG / "transliterate.yaml", "--run", tmp_path / "run"]
+    environment = os.environ | {"DUBSAR_DATA": str(data_root)}
+    for options in ((), ("--overwrite",)):
+        done = subprocess.run(
+            [*map(str, command), *options], env=environment, capture_output=True, text=True, timeout=900, check=False
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        assert done.stdout.count("best weights on dev") == 1
+        rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
+        assert [row["step"] for row in rows if "train/loss" in row] == [1, 2]
+        assert (tmp_path / "run" / "transliterate.safetensors").exists()
 
 
 # --- overwrite

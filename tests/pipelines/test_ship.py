@@ -49,6 +49,31 @@ def test_the_shipped_card_has_the_numbers_of_the_sign_list(
 
 
 @pytest.mark.data
+def test_weights_ship_once_and_only_with_their_scores(
+    tmp_path: Path, shipped_to: Path, data_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DUBSAR_DATA", str(data_root))
+    run = a_run(tmp_path / "run", read_inventory(data_root))
+
+    def breaks_off(weights: Path, *_: object) -> dict[str, dict[str, float]]:
+        if weights.parent == run:
+            return {"compvis": {"ap50": 1.0}}
+        scored = [t for t in load_model(weights, "detect").state.values() if t.is_floating_point()]
+        assert all(t.half().float().equal(t) for t in scored)  # what is scored is rounded
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ship, "SCORERS", {"detect": breaks_off})
+    with pytest.raises(KeyboardInterrupt):
+        ship.ship("detect", run)
+    assert not shipped_to.exists()
+
+
+def test_the_time_of_a_training_is_read_past_a_line_that_was_cut_off(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "seconds": 2.5}\n{"step": 2, "sec', encoding="utf-8")
+    assert ship.training_seconds(tmp_path) == 2.5
+
+
+@pytest.mark.data
 def test_weights_for_other_classes_are_not_shipped(
     tmp_path: Path, shipped_to: Path, data_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,7 +32,7 @@ def test_a_model_card_travels_with_the_weights(stage: str) -> None:
 
 
 def test_all_weights_stay_under_40_mb() -> None:
-    assert sum(f.stat().st_size for f in shipped("detect").parent.iterdir()) < 40 * 2**20
+    assert sum(f.stat().st_size for f in shipped("detect").parent.iterdir()) < 40e6
 
 
 @pytest.mark.slow

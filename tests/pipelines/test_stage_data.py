@@ -16,9 +16,10 @@ from dubsar.datasets.synthetic.glyphs import FontError, GlyphFont, find_font
 from dubsar.models.checkpoint import load_model, save_model
 from dubsar.pipelines import cli
 from dubsar.pipelines.evaluation import evaluate_stage
+from dubsar.pipelines.launch import describe
 from dubsar.pipelines.levers.resolve import resolve_config
 from dubsar.pipelines.networks import build_classifier, build_detector, load_classifier, load_detector
-from dubsar.pipelines.ship import ship
+from dubsar.pipelines.ship import fit_temperature, ship
 from dubsar.pipelines.stages import classify, detect
 
 DEBUG = Path(__file__).resolve().parents[2] / "configs" / "debug"
@@ -120,6 +121,38 @@ def test_a_sign_without_a_class_is_refused_or_dropped_and_counted(
     )
 
 
+@stages
+def test_a_dev_box_that_cannot_be_used_is_refused_whatever_the_setting(stage: str, root: Path, tmp_path: Path) -> None:
+    path = root / "tablet-signs" / "signs.tsv"
+    whole = path.read_text(encoding="utf-8")
+    spoilt = [r.replace("\t70\t", "\t-7\t") if r.startswith("3.jpg") else r for r in whole.splitlines()]
+    path.write_text("\n".join(spoilt) + "\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"signs\.tsv:9: .*; correct or flag the row$"):
+        build(stage, "data.ignore_unknown=true")
+    settings, inventory = config(stage, "data.ignore_unknown=true"), read_inventory(root)
+    card = {"stage": stage, "config": settings.model_dump(mode="json"), "inventory": inventory.to_list()}
+    state = {"classify": build_classifier, "detect": build_detector}[stage](settings, len(inventory)).state_dict()
+    save_model(tmp_path / stage, state, card | {"inventory_hash": inventory.hash})
+    with pytest.raises(ValueError, match=r"signs\.tsv:9: .*; correct or flag the row$"):
+        evaluate_stage(stage, tmp_path / stage, "dev")
+    if stage == "classify":
+        with pytest.raises(ValueError, match=r"signs\.tsv:9: .*; correct or flag the row$"):
+            fit_temperature(tmp_path / stage)
+    spoilt = [r.replace("\t70\t", "\t-7\t") if r.startswith("1.jpg") else r for r in whole.splitlines()]
+    path.write_text("\n".join(spoilt) + "\n", encoding="utf-8")  # a training row does not spoil dev
+    assert signs_learnt(stage, build(stage, "data.ignore_unknown=true")[1]) == 5
+
+
+def test_a_dry_run_counts_the_training_set(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rename_sign(root, "1.jpg")
+    describe(config("classify", "data.ignore_unknown=true"))
+    out = capsys.readouterr().out
+    assert "training set: A 3, NA 2\n" in out
+    assert "MiB (activations, which grow with the batch, come on top)\n" in out
+    assert build("detect")[1].counts() == {"sign": 6}
+    assert build("detect", "model.classes=inventory", "data.ignore_unknown=true")[1].counts() == {"A": 3, "NA": 2}
+
+
 def test_a_detector_that_names_no_sign_needs_no_class(root: Path) -> None:
     rename_sign(root, "1.jpg")
     assert signs_learnt("detect", build("detect")[1]) == 6
@@ -131,7 +164,8 @@ def test_an_old_run_is_kept_where_the_new_one_cannot_start(
 ) -> None:
     run = tmp_path / "run"
     run.mkdir()
-    (run / "config.yaml").write_text("old")
+    (run / "config.yaml").write_text(f"stage: {stage}\n")
+    (run / "levers.json").write_text("[]")
     (run / "weights").write_text("hours of work")
     truncate(root, "0.jpg")
     arguments = ["train", stage, "--config", str(DEBUG / f"{stage}.yaml"), "--run", str(run), "--overwrite"]
@@ -142,7 +176,11 @@ def test_an_old_run_is_kept_where_the_new_one_cannot_start(
     err = capfd.readouterr().err
     assert err.startswith("dubsar: 1 training pictures cannot be read, more than data.max_bad=0 allows: ")
     assert len(err.splitlines()) == 1
-    assert {p.name: p.read_text() for p in run.iterdir()} == {"config.yaml": "old", "weights": "hours of work"}
+    assert {p.name: p.read_text() for p in run.iterdir()} == {
+        "config.yaml": f"stage: {stage}\n",
+        "levers.json": "[]",
+        "weights": "hours of work",
+    }
 
 
 # --- the font of rendered crops

@@ -76,10 +76,17 @@ def test_run_folders_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
         opened(run.path, resume=True, overwrite=True)
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "a.jpg").write_text("x")
-    with pytest.raises(
-        RunFolderError, match=r"holds no config\.yaml, so it is no run folder; --overwrite will not delete it"
+    for lack, found in (
+        (r"holds no config\.yaml", {}),
+        (r"holds no levers\.json", {"config.yaml": "stage: transliterate\n"}),
+        (r"its config\.yaml names no stage \(classify, detect, transliterate\)", {"levers.json": "[]"}),
     ):
-        opened(tmp_path / "photos", overwrite=True)
+        for name, text in found.items():
+            (tmp_path / "photos" / name).write_text(text)
+        if "levers.json" in found:
+            (tmp_path / "photos" / "config.yaml").write_text("repos: [a website's]\n")
+        with pytest.raises(RunFolderError, match=rf"{lack}, so it is no run folder; --overwrite will not delete it"):
+            opened(tmp_path / "photos", overwrite=True)
     assert (tmp_path / "photos" / "a.jpg").exists()
     with pytest.raises(NotADirectoryError, match="a file, expected a run folder"):
         opened(tmp_path / "photos" / "a.jpg")
