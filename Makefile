@@ -28,8 +28,8 @@ train-small: $(VENV)/.installed ## train the weights that ship, on two CPU cores
 notebooks: $(VENV)/.installed-dev ## generate the .ipynb from notebooks/src, outputs stripped
 	$(BIN)/python notebooks/generate.py
 
-clean:
-	rm -rf out runs build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache
+clean: ## what is made again in minutes; runs/ holds hours of training and stays
+	rm -rf out build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache
 
 $(VENV)/.installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 …")'

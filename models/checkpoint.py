@@ -180,7 +180,7 @@ def _find_damage(data: bytes) -> str:
         try:
             header = json.loads(data[8:wanted])
             wanted += max((t["data_offsets"][1] for k, t in header.items() if k != "__metadata__"), default=0)
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
             return "its header cannot be read; copy it again"
     if len(data) < wanted:
         return f"cut off: it has {len(data):,} bytes, its header announces {wanted:,}; copy or download it again"
@@ -206,9 +206,10 @@ def _read_card(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path}: {_find_damage(data)}")
     try:
         card = json.loads(data.decode("utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
+        what = "nested too deeply" if isinstance(error, RecursionError) else error
         raise CheckpointError(
-            f"{path}: not a model card ({error}); copy it again, with the .safetensors beside it"
+            f"{path}: not a model card ({what}); copy it again, with the .safetensors beside it"
         ) from error
     if not isinstance(card, dict):
         raise CheckpointError(

@@ -5,6 +5,7 @@ Exit status: 0 done; 1 some inputs failed; 2 wrong use or bad input; 3 all input
 """
 
 import errno
+import io
 import os
 import sys
 from enum import StrEnum
@@ -130,7 +131,7 @@ def evaluate(  # noqa: PLR0917 - typer passes all by name
     overrides: Overrides = None,
     split: Annotated[Split, typer.Option(help="Tune on dev; test is for the final number.")] = Split.dev,
     weights: Annotated[Path | None, typer.Option(help="Weights; without it those that ship.")] = None,
-    limit: Annotated[int, typer.Option(help="At most so many photographs or lines; 0: all.")] = 0,
+    limit: Annotated[int, typer.Option(min=0, help="At most so many photographs or lines; 0: all.")] = 0,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Also write the scores as JSON.")] = None,
     device: Device = None,
 ) -> None:
@@ -296,6 +297,9 @@ def _read_config(path: Path | None, overrides: list[str]) -> Any:
 
 def main() -> None:
     """Run the command line; turn expected faults into one line and an exit status."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a file name in another encoding must not end the command
+            stream.reconfigure(errors="replace")
     try:
         app()
     except (

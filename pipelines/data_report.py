@@ -4,10 +4,12 @@ from collections import Counter
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from dubsar.datasets.check import check_data
 from dubsar.datasets.sources import SOURCES, data_root
+
+_UNFOLDED = 10_000
 
 
 def report_defects(root: Path | None) -> int:
@@ -22,7 +24,7 @@ def report_defects(root: Path | None) -> int:
 
 def list_sources() -> None:
     """Print name, licence, use and address of each public source."""
-    table = Table("source", "licence", "for", "address and checksum")
+    table = Table("source", "licence", "for", Column("address and checksum", overflow="fold"))
     for source in SOURCES:
         table.add_row(
             source.name,
@@ -30,4 +32,7 @@ def list_sources() -> None:
             source.use,
             "\n".join(filter(None, (source.address, source.sha256, source.note))),
         )
-    Console().print(table)
+    console = Console()
+    if not console.is_terminal:  # in a pipe no address may be folded
+        console.width = console.measure(table, options=console.options.update(max_width=_UNFOLDED)).maximum
+    console.print(table)

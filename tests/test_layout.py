@@ -205,6 +205,12 @@ def test_files_functions_and_signatures_stay_small() -> None:
     assert faults == []
 
 
+def test_clean_leaves_trainings_alone() -> None:
+    recipe = (ROOT / "Makefile").read_text(encoding="utf-8").split("\nclean:", 1)[1].split("\n\n", 1)[0]
+    assert "rm -rf" in recipe
+    assert "runs" not in recipe.split()
+
+
 def test_no_file_has_a_name_that_says_nothing() -> None:
     empty = re.compile(r"(^|_)(utils?|helpers?|common|misc|stuff|tools)(_|$)")
     parts = {part for p in sources(*FOLDERS, "tests") for part in p.relative_to(ROOT).with_suffix("").parts}

@@ -92,6 +92,9 @@ def test_files_that_cannot_be_used_are_refused_with_the_reason(tmp_path: Path) -
     path.with_suffix(".json").write_text("{")
     with pytest.raises(CheckpointError, match=r"detect\.json: not a model card"):
         load_model(path, "detect")
+    path.with_suffix(".json").write_text("[" * 100_000)
+    with pytest.raises(CheckpointError, match=r"detect\.json: not a model card \(nested too deeply\); copy it again"):
+        load_model(path, "detect")
     path.with_suffix(".json").unlink()
     with pytest.raises(CheckpointError, match=r"its model card detect\.json is missing; keep the two files together"):
         load_model(path, "detect")
@@ -132,8 +135,9 @@ def test_a_truncated_file_is_told_from_a_changed_one(tmp_path: Path, keep: int, 
         (2).to_bytes(8, "little") + b"{}" + bytes(9),
         (14).to_bytes(8, "little") + b'{"w": {"a":1}}',
         (2**63).to_bytes(8, "little") + b"{}",
+        (500_005).to_bytes(8, "little") + b'{"a":' * 100_001,
     ],
-    ids=["web page", "zip", "no json", "too long", "no span", "absurd length"],
+    ids=["web page", "zip", "no json", "too long", "no span", "absurd length", "nested"],
 )
 def test_what_is_no_safetensors_file_is_refused_even_with_a_fitting_card(tmp_path: Path, data: bytes) -> None:
     path = save(tmp_path)
