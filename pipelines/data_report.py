@@ -3,13 +3,11 @@
 from collections import Counter
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Column, Table
+from rich.table import Table
 
 from dubsar.datasets.check import check_data
 from dubsar.datasets.sources import SOURCES, data_root
-
-_UNFOLDED = 10_000
+from dubsar.pipelines.console import print_table
 
 
 def report_defects(root: Path | None) -> int:
@@ -24,7 +22,7 @@ def report_defects(root: Path | None) -> int:
 
 def list_sources() -> None:
     """Print name, licence, use and address of each public source."""
-    table = Table("source", "licence", "for", Column("address and checksum", overflow="fold"))
+    table = Table("source", "licence", "for", "address and checksum")
     for source in SOURCES:
         table.add_row(
             source.name,
@@ -32,7 +30,4 @@ def list_sources() -> None:
             source.use,
             "\n".join(filter(None, (source.address, source.sha256, source.note))),
         )
-    console = Console()
-    if not console.is_terminal:  # in a pipe no address may be folded
-        console.width = console.measure(table, options=console.options.update(max_width=_UNFOLDED)).maximum
-    console.print(table)
+    print_table(table)

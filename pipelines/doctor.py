@@ -6,13 +6,13 @@ import shutil
 from importlib.metadata import version
 
 import torch
-from rich.console import Console
 from rich.table import Table
 
 from dubsar.configs.blocks import Dora, Efficiency, Ema, Swa
 from dubsar.datasets.sources import data_root
 from dubsar.datasets.synthetic.glyphs import FontError, available_fonts
 from dubsar.models.checkpoint import CheckpointError, load_model, shipped
+from dubsar.pipelines.console import print_table
 from dubsar.pipelines.levers.resolve import Resolution, resolve
 from dubsar.pipelines.levers.table import LEVERS, STAGES
 from dubsar.pipelines.training import hardware
@@ -36,7 +36,6 @@ ALL_ON = Efficiency(
 
 def examine() -> None:
     """Print machine, fonts, data, weights and levers."""
-    console = Console(soft_wrap=True)
     table = Table("what", "found", show_header=False)
     table.add_row("dubsar", version("dubsar"))
     table.add_row("Python, torch", f"{platform.python_version()}, {torch.__version__}")
@@ -48,12 +47,12 @@ def examine() -> None:
     table.add_row("data", _data())
     for stage in sorted(STAGES):
         table.add_row(f"weights, {stage}", _weights(stage))
-    console.print(table)
+    print_table(table)
     levers = Table("lever", *sorted(STAGES), title="if asked for, each lever becomes")
     for lever in LEVERS:
         cells = [resolve_alone(lever.name, stage) for stage in sorted(STAGES)]
         levers.add_row(lever.name, *(f"{c.resolved}" + (f" ({c.why})" if c.why else "") for c in cells))
-    console.print(levers)
+    print_table(levers)
 
 
 def resolve_alone(lever: str, stage: str) -> Resolution:

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
 from rich.table import Table
 
 from dubsar.configs.schema import ReadConfig
@@ -23,6 +22,7 @@ from dubsar.datasets.photographs import labelled_photographs
 from dubsar.datasets.sources import data_root, require_outside_data
 from dubsar.models.checkpoint import shipped
 from dubsar.pipelines.callbacks import write_json
+from dubsar.pipelines.console import print_table
 from dubsar.pipelines.metrics import Found, average_precision, score_classes, score_text
 from dubsar.pipelines.networks import find_device, inventory_of, load_byt5, load_classifier, load_detector
 from dubsar.pipelines.reading.evaluate import ReadScores, add_signs, add_text
@@ -193,6 +193,6 @@ def _report(title: str, scores: Scores, out: Path | None, device: torch.device) 
     table = Table("measure", *scores, title=f"{title} (commit {commit()}, {hardware(device)})")
     for name in names:
         table.add_row(name, *(f"{part[name]:.2f}" if name in part else "" for part in scores.values()))
-    Console(soft_wrap=True).print(table)
+    print_table(table)
     if out is not None:
         write_json(out, {"title": title, "commit": commit(), "hardware": hardware(device), "scores": scores})

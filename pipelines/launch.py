@@ -5,7 +5,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from dubsar.configs.base import dump
@@ -14,6 +13,7 @@ from dubsar.datasets.lines import COLLECTIONS, read_line_pairs
 from dubsar.datasets.sources import data_root, require_data, require_outside_data
 from dubsar.datasets.synthetic.glyphs import available_fonts
 from dubsar.datasets.synthetic.scene import write_tablets
+from dubsar.pipelines.console import print_table
 from dubsar.pipelines.levers.resolve import Resolved, resolve_config
 from dubsar.pipelines.reading.progress import watched
 from dubsar.pipelines.run_report import write_run_report
@@ -83,7 +83,7 @@ def print_levers(levers: Resolved) -> None:
         if row.asked not in (None, False, "off", "fp32", "eager", "default"):
             table.add_row(row.lever, row.exactness, str(row.asked), str(row.resolved), row.why)
     if table.row_count:
-        Console(soft_wrap=True).print(table)
+        print_table(table)
 
 
 def render_tablets(count: int, out: Path, *, seed: int, fonts: list[Path], text: str | None) -> None:
