@@ -1,0 +1,156 @@
+"""The statistics of parity, by simulation: what they promise is kept at three, five and eight seeds."""
+
+import numpy as np
+import pytest
+
+from dubsar.pipelines.parity.statistics import (
+    Counts,
+    Interval,
+    Verdict,
+    compare,
+    holm,
+    judge,
+    judge_all,
+    margin_supported,
+    p_value,
+    power,
+    seeds_needed,
+    tablet_error,
+    worst,
+)
+
+TABLETS = 40
+TRIALS = 1000
+MARGIN = 1.0
+# standard deviations in percentage points: of seeds, of the lever's effect by tablet, of tablet and seed together
+WORLDS = [(0.5, 0.0, 0.5), (0.5, 2.0, 2.0), (0.3, 4.0, 2.0), (0.8, 1.0, 1.0)]
+
+
+def two_arms(seeds: int, world: tuple[float, float, float], gain: float, rng: np.random.Generator) -> Interval:
+    """Draw both arms of a made-up comparison whose true gain, in percentage points, is known."""
+    by_seed, by_tablet, both = world
+    whole = rng.integers(20, 200, TABLETS).astype(float)
+    shared = rng.normal(0, by_seed * 0.7, seeds)  # the same seed makes both arms better or worse
+    arms = []
+    for level, effect in ((60.0, np.zeros(TABLETS)), (60.0 + gain, rng.normal(0, by_tablet, TABLETS))):
+        own = rng.normal(0, by_seed * 0.7, seeds)
+        percent = level + (shared + own)[:, None] + effect + rng.normal(0, both, (seeds, TABLETS))
+        arms.append(Counts(percent / 100 * whole, whole))
+    return compare(*arms, higher_is_better=True, draws=200, seed=int(rng.integers(2**31)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", [3, 5, 8])
+def test_no_verdict_errs_more_often_than_it_may(seeds: int) -> None:
+    """At a true loss of just the margin neither a pass nor INFERIOR is right: nominal 5 %, at most 7 %."""
+    rng = np.random.default_rng(seeds)
+    verdicts = [judge(two_arms(seeds, w, -MARGIN, rng), MARGIN) for w in WORLDS for _ in range(TRIALS)]
+    assert np.mean([v.proves_parity for v in verdicts]) < 0.07
+    assert np.mean([v is Verdict.INFERIOR for v in verdicts]) < 0.07
+    # at the other border of equivalence a gain of the margin may not pass for none
+    gains = [judge(two_arms(seeds, w, MARGIN, rng), MARGIN) for w in WORLDS for _ in range(TRIALS // 2)]
+    assert np.mean([v is Verdict.EQUIVALENT for v in gains]) < 0.07
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", WORLDS)
+def test_the_interval_covers_the_truth(world: tuple[float, float, float]) -> None:
+    rng = np.random.default_rng([int(10 * w) for w in world])
+    runs = [two_arms(3, world, 0.4, rng) for _ in range(TRIALS)]
+    noise = 3 * np.sqrt(0.1 * 0.9 / TRIALS)  # of the simulation itself
+    assert np.mean([r.low <= 0.4 <= r.high for r in runs]) > 0.9 - noise
+
+
+def test_a_clear_case_is_decided() -> None:
+    rng = np.random.default_rng(0)
+    assert judge(two_arms(5, (0.1, 0.1, 0.1), 0.0, rng), MARGIN) is Verdict.EQUIVALENT
+    assert judge(two_arms(5, (0.1, 0.1, 0.1), -3.0, rng), MARGIN) is Verdict.INFERIOR
+    assert judge(two_arms(5, (0.1, 0.1, 0.1), 3.0, rng), MARGIN) is Verdict.NON_INFERIOR
+
+
+def test_equal_arms_have_no_difference_and_no_spread() -> None:
+    counts = Counts(np.array([[3.0, 4.0], [5.0, 4.0]]), np.array([10.0, 10.0]))
+    interval = compare(counts, counts, higher_is_better=False)
+    assert (interval.mean, interval.low, interval.high) == (0, 0, 0)
+    assert interval.paired
+    assert p_value(interval, 0.1) == 0
+
+
+def test_fewer_errors_are_better() -> None:
+    whole = np.array([100.0, 100.0])
+    worse, better = Counts(np.array([[9.0, 9], [8, 8]]), whole), Counts(np.array([[7.0, 7], [6, 6]]), whole)
+    assert compare(worse, better, higher_is_better=False).mean == pytest.approx(2)
+    assert compare(worse, better, higher_is_better=True).mean == pytest.approx(-2)
+
+
+def test_a_long_tablet_weighs_more() -> None:
+    assert Counts(np.array([[90.0, 0.0]]), np.array([900.0, 100.0])).percent_S.tolist() == [9.0]
+
+
+def test_arms_that_go_against_one_another_are_not_paired() -> None:
+    whole = np.full(5, 100.0)
+    up, down = (np.outer(s, np.ones(5)) for s in ([50.0, 51, 52], [52.0, 51, 50]))
+    interval = compare(Counts(up, whole), Counts(down, whole), higher_is_better=True)
+    assert not interval.paired
+    assert interval.correlation == pytest.approx(-1)
+
+
+def test_the_error_over_tablets_is_that_of_a_mean() -> None:
+    part = np.random.default_rng(0).normal(0, 1, 200)
+    assert tablet_error(part, np.full(200, 1.0), 4000, 0) == pytest.approx(100 * part.std(ddof=1) / 200**0.5, rel=0.05)
+
+
+def test_seeds_needed_are_those_of_the_power_table() -> None:
+    assert [seeds_needed(s) for s in (0.2, 0.4, 0.6, 0.8, 1.0)] == [3, 3, 4, 6, 8]
+    assert seeds_needed(100.0) is None
+    assert power(8, 1.0) >= 0.8 > power(7, 1.0)
+    assert power(50, 1.0, loss_over_margin=1.0) == pytest.approx(0.05)  # a loss of the whole margin
+
+
+def test_the_margin_that_data_support_is_proved_by_them_four_times_of_five() -> None:
+    rng = np.random.default_rng(1)
+    first = two_arms(5, (0.5, 1.0, 1.0), 0.0, rng)
+    margin = np.median([margin_supported(two_arms(5, (0.5, 1.0, 1.0), 0.0, rng)) for _ in range(50)])
+    passed = [judge(two_arms(5, (0.5, 1.0, 1.0), 0.0, rng), float(margin)).proves_parity for _ in range(200)]
+    assert margin_supported(first) > 0
+    assert 0.7 < np.mean(passed) < 0.9
+
+
+def test_many_metrics_make_each_harder_to_pass() -> None:
+    assert holm({"a": 0.01, "b": 0.04, "c": 0.03}) == pytest.approx({"a": 0.03, "c": 0.06, "b": 0.06})
+    weak = Interval(0.0, -0.9, 0.9, 0.5, 0.0, 20.0, 0.5, True, 21)
+    assert judge_all({"a": weak}, {"a": 1.0}) == {"a": Verdict.EQUIVALENT}
+    assert judge_all(dict.fromkeys("abc", weak), dict.fromkeys("abc", 1.0)) == dict.fromkeys(
+        "abc", Verdict.INCONCLUSIVE
+    )
+
+
+def test_a_bundle_is_as_good_as_its_worst_metric() -> None:
+    assert worst([Verdict.EQUIVALENT, Verdict.INFERIOR, Verdict.INCONCLUSIVE]) is Verdict.INFERIOR
+    assert worst([]) is Verdict.INCONCLUSIVE
+    assert not Verdict.NOT_ENGAGED.proves_parity
+
+
+@pytest.mark.parametrize(
+    ("reference", "candidate", "message"),
+    [
+        (np.ones((3, 2)), np.ones((2, 2)), "nothing can be paired"),
+        (np.ones((1, 2)), np.ones((1, 2)), "one seed shows no spread"),
+    ],
+)
+def test_arms_that_cannot_be_compared_are_refused(reference: object, candidate: object, message: str) -> None:
+    whole = np.array([10.0, 10.0])
+    with pytest.raises(ValueError, match=message):
+        compare(Counts(reference, whole), Counts(candidate, whole), higher_is_better=True)  # type: ignore[arg-type]
+
+
+def test_wrong_counts_and_missing_margins_are_refused() -> None:
+    with pytest.raises(ValueError, match="expected \\(seeds, tablets\\)"):
+        Counts(np.ones((2, 3)), np.ones(2))
+    with pytest.raises(ValueError, match="finite"):
+        Counts(np.full((2, 2), np.nan), np.ones(2))
+    interval = Interval(0.0, -1.0, 1.0, 0.5, 0.0, 2.0, 0.5, True, 3)
+    with pytest.raises(ValueError, match="no margin for cer: state what loss is bearable, as --margin cer="):
+        judge_all({"cer": interval}, {})
+    with pytest.raises(ValueError, match="expected a loss above 0"):
+        judge(interval, 0.0)
