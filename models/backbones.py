@@ -12,6 +12,18 @@ from torch import nn
 
 # statistics of sign crops matter little next to the relighting that they are trained with: one simple range for all
 MEAN, STD = 0.45, 0.22
+# arguments of timm.create_model that name files or addresses to load, or that are set here: no config may give them
+RESERVED = frozenset(
+    {
+        "checkpoint_path",
+        "cache_dir",
+        "num_classes",
+        "pretrained",
+        "pretrained_cfg",
+        "pretrained_cfg_overlay",
+        "scriptable",
+    }
+)
 FLAT = 0.02  # of 0-1: keeps the grain of a crop without contrast from being blown up
 
 
@@ -50,6 +62,11 @@ class SignClassifier(nn.Module):
         if not timm.is_model(backbone):
             near = ", ".join(difflib.get_close_matches(backbone, timm.list_models(), n=5))
             raise ValueError(f"model.backbone: timm knows no {backbone!r}" + (f"; near it are {near}" if near else ""))
+        if taken := sorted(RESERVED & set(backbone_args or {})):
+            raise ValueError(
+                f"model.backbone_args: {', '.join(taken)} cannot be given here; weights come from model.weights, "
+                "and the number of classes from the inventory"
+            )
         options = {"drop_rate": drop_rate} | ({"drop_path_rate": drop_path_rate} if drop_path_rate else {})
         options |= backbone_args or {}
         self.per_crop = normalise == "per_crop"

@@ -70,3 +70,27 @@ def test_drop_path_reaches_the_backbone() -> None:
     assert not [m for m in SignClassifier(NAME, 3).modules() if isinstance(m, DropPath) and m.drop_prob]
     assert [m for m in SignClassifier(NAME, 3, drop_path_rate=0.2).modules() if isinstance(m, DropPath) and m.drop_prob]
     assert SignClassifier(NAME, 3, drop_rate=0.25).net.drop_rate == 0.25
+
+
+def test_per_crop_normalisation_sees_neither_the_lamp_nor_the_exposure() -> None:
+    torch.manual_seed(0)
+    network = SignClassifier("resnet10t", 5, normalise="per_crop").eval()
+    pixels = torch.rand(2, 3, 32, 32) * 0.4
+    fed = network.normalised(pixels)
+    torch.testing.assert_close(fed.mean((1, 2, 3)), torch.zeros(2), atol=1e-5, rtol=0)
+    assert (fed.std((1, 2, 3)) > 0.8).all()  # not quite 1: what has no contrast is not blown up
+    torch.testing.assert_close(network.normalised(pixels + 0.3), fed)  # a brighter lamp
+    assert network.normalised(torch.full((1, 3, 32, 32), 0.5)).abs().max() < 1e-3
+
+
+def test_backbone_arguments_reach_timm() -> None:
+    narrow = SignClassifier("resnet18", 5, backbone_args={"channels": [8, 16, 32, 64]})
+    assert narrow.net.num_features == 64
+    with pytest.raises(ValueError, match=r"model\.backbone_args: resnet18: .*unexpected keyword argument 'chanels'"):
+        SignClassifier("resnet18", 5, backbone_args={"chanels": [8, 16, 32, 64]})
+
+
+@pytest.mark.parametrize("argument", ["checkpoint_path", "pretrained", "pretrained_cfg_overlay", "num_classes"])
+def test_a_config_cannot_make_timm_load_a_file_or_an_address(argument: str) -> None:
+    with pytest.raises(ValueError, match=f"{argument} cannot be given here; weights come from model.weights"):
+        SignClassifier("resnet18", 5, backbone_args={argument: "evil.pth"})
