@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 from dubsar.configs.base import dump, load
 from dubsar.configs.blocks import Trainer
 from dubsar.configs.schema import STAGES, StageConfig
-from dubsar.datasets.inventory import InventoryMismatch, read_inventory
+from dubsar.datasets.inventory import Inventory, InventoryMismatch, read_inventory
 from dubsar.datasets.sources import data_root
 from dubsar.models.checkpoint import write_atomically
 from dubsar.pipelines.callbacks import (
@@ -293,19 +293,23 @@ def one_batch() -> DataLoader[Any]:
     return DataLoader(torch.zeros(1, 1))  # type: ignore[arg-type]
 
 
-def model_card(config: StageConfig, dev: dict[str, Any], **extra: Any) -> dict[str, Any]:
+def model_card(
+    config: StageConfig, dev: dict[str, Any], inventory: Inventory | None = None, **extra: Any
+) -> dict[str, Any]:
     """Return what goes beside a run's weights.
 
     Args:
         config: what was trained.
         dev: scores on dev.
-        extra: what the stage adds: licence, and inventory, normalisation, text form or architecture.
+        inventory: the sign classes that the outputs index, where they are signs.
+        extra: what the stage adds: licence, and normalisation, text form or architecture.
     """
     # on a machine with a GPU too, a run may have been told to compute on the CPU
     device = torch.device("cpu") if config.trainer.accelerator == "cpu" else None
     return {
         "stage": config.stage,
         "config": config.model_dump(mode="json"),
+        **({"inventory": inventory.to_list(), "inventory_hash": inventory.hash} if inventory else {}),
         **extra,
         "metrics": {"dev": dev},
         "commit": commit(),

@@ -260,12 +260,10 @@ def run(config: ClassifyConfig, folder: Path, *, resume: bool = False, overwrite
     if not is_first_rank(config.trainer):
         return {}
     scores = score_crops(system.network, system.dev).to_dict()
-    inventory = read_inventory(data_root())
     card = model_card(
         config,
         scores,
-        inventory=inventory.to_list(),
-        inventory_hash=inventory.hash,
+        read_inventory(data_root()),
         normalisation=f"RGB 0-1, then {config.model.normalise}",
         licence=LICENCE,
     )

@@ -223,14 +223,6 @@ def run(config: DetectConfig, folder: Path, *, resume: bool = False, overwrite: 
     if not is_first_rank(config.trainer):
         return {}
     scores = score_photographs(system.network, system.dev, config)
-    inventory = read_inventory(data_root())
-    card = model_card(
-        config,
-        scores,
-        inventory=inventory.to_list(),
-        inventory_hash=inventory.hash,
-        normalisation="RGB 0-1",
-        licence=LICENCE,
-    )
+    card = model_card(config, scores, read_inventory(data_root()), normalisation="RGB 0-1", licence=LICENCE)
     save_model(folder / "detect", system.network.state_dict(), card)
     return scores
