@@ -227,3 +227,30 @@ def test_results_may_go_to_a_folder_above_the_photographs(photo: Path, monkeypat
     monkeypatch.setattr(folder, "load_engine", lambda _: KnownEngine([], [], []))
     assert len(folder.read_photographs(inner, photo.parent, CONFIG).done) == 1
     assert (photo.parent / photo.name / "tablet.json").exists()
+
+
+def composite(photo: Path) -> KnownEngine:
+    """A photograph of a face with an edge beside it, and a sign on each."""
+    pixels = np.zeros((400, 900, 3), np.uint8)
+    pixels[20:180, 50:500] = pixels[220:380, 50:500] = pixels[20:180, 560:660] = 150
+    Image.fromarray(pixels).save(photo)
+    boxes = [*row(100, 80, 150), *row(300, 80), *row(100, 590)]
+    return KnownEngine(boxes=boxes, probabilities=[0.9] * 4, classes=[0] * 4)
+
+
+def test_a_find_on_an_edge_counts_by_its_weight(photo: Path) -> None:
+    def found(**settings: float) -> list[float]:
+        config = CONFIG.model_copy(update=settings)
+        reading = read_photograph(photo, composite(photo), config)  # type: ignore[arg-type]
+        return [s.found for f in reading.tablet.faces for line in f.lines for s in line.signs]
+
+    assert found(edge_weight=0.5) == [1, 1, 1, 0.5]
+    assert found(edge_weight=0.2) == [1, 1, 1]  # below the threshold of 0.3
+
+
+def test_edges_are_text_where_that_is_asked_for(photo: Path) -> None:
+    def running_text(edges: str) -> int:
+        config = CONFIG.model_copy(update={"edges": edges})
+        return len(list(read_photograph(photo, composite(photo), config).tablet.text()))  # type: ignore[arg-type]
+
+    assert (running_text("aside"), running_text("text")) == (2, 3)
