@@ -48,7 +48,8 @@ class KnownEngine:
         return Boxes(np.array(self.boxes, dtype=np.float64).reshape(-1, 4), np.ones(len(self.boxes)))
 
     def classify(self, rgb: Any, boxes: Any, top_k: int) -> tuple[Any, Any]:
-        return np.array(self.probabilities).reshape(-1, 1), np.array(self.classes).reshape(-1, 1)
+        count = len(boxes)
+        return np.array(self.probabilities)[:count].reshape(-1, 1), np.array(self.classes)[:count].reshape(-1, 1)
 
     def transliterate(self, lines: Any, beams: int) -> list[tuple[list[str], float]]:
         self.asked = list(lines)
