@@ -34,6 +34,7 @@ from ultralytics.utils.loss import v8DetectionLoss  # noqa: E402
 Image.open, torch.save = _FOR_ALL
 
 from dubsar.models.checkpoint import write_atomically  # noqa: E402
+from dubsar.models.precision import at_least_float32  # noqa: E402
 
 ARCHITECTURE = Path(__file__).resolve().parent / "yolo11-p2.yaml"
 STRIDE = 32  # tile sides must be multiples of it
@@ -84,9 +85,9 @@ class Detector(nn.Module):
         """
         with torch.autocast(predictions["scores"].device.type, enabled=False):
             raw = {
-                "boxes": predictions["boxes"].float(),
-                "scores": predictions["scores"].float(),
-                "feats": [f.float() for f in predictions["feats"]],
+                "boxes": at_least_float32(predictions["boxes"]),
+                "scores": at_least_float32(predictions["scores"]),
+                "feats": [at_least_float32(f) for f in predictions["feats"]],
             }
             criterion = v8DetectionLoss(self.net)
             criterion.bce = _BackgroundWeight(_anchor_weights(batch["weight_BHW"], raw["feats"]))
@@ -107,9 +108,9 @@ class Detector(nn.Module):
             head.training = was_training
         with torch.autocast(tiles_BCHW.device.type, enabled=False):
             raw = {
-                "boxes": raw["boxes"].float(),
-                "scores": raw["scores"].float(),
-                "feats": [f.float() for f in raw["feats"]],
+                "boxes": at_least_float32(raw["boxes"]),
+                "scores": at_least_float32(raw["scores"]),
+                "feats": [at_least_float32(f) for f in raw["feats"]],
             }
             decoded = head._inference(raw).transpose(1, 2)
         centre, size = decoded[..., :2], decoded[..., 2:4]

@@ -31,6 +31,7 @@ from dubsar.datasets.synthetic.glyphs import FontError, GlyphFont, available_fon
 from dubsar.datasets.synthetic.scene import render_sign
 from dubsar.models.backbones import SignClassifier
 from dubsar.models.checkpoint import save_model
+from dubsar.models.precision import at_least_float32
 from dubsar.pipelines.levers.resolve import Resolved, resolve_config
 from dubsar.pipelines.metrics import ClassScores, score_classes
 from dubsar.pipelines.networks import build_classifier
@@ -76,7 +77,7 @@ class ClassifySystem(L.LightningModule):  # type: ignore[misc]
             share = float(torch.distributions.Beta(model.mixup, model.mixup).sample())
             other = torch.randperm(len(pixels), device=pixels.device)
             pixels = share * pixels + (1 - share) * pixels[other]
-        logits = self.network(pixels).float() + model.logit_adjustment * self.log_prior_C
+        logits = at_least_float32(self.network(pixels)) + model.logit_adjustment * self.log_prior_C
         loss = share * _cross_entropy(logits, classes, model.label_smoothing)
         if model.mixup:
             loss = loss + (1 - share) * _cross_entropy(logits, classes[other], model.label_smoothing)
