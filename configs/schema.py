@@ -92,7 +92,7 @@ class DetectConfig(Block):
 
 
 class TransliterateData(Block):
-    """Line pairs. A batch holds lines of like length, at most ``batch_tokens`` padded tokens (source and target)."""
+    """Line pairs. An optimizer step has as many lines as fit, packed, into ``batch_tokens`` ids (source and target)."""
 
     sources: tuple[Literal["oracc", "hittite", "ebl"], ...] = ("oracc", "hittite")
     hittite_repeat: Count = 1

@@ -4,5 +4,5 @@ import torch
 
 
 def at_least_float32(tensor: torch.Tensor) -> torch.Tensor:
-    """Raise a 16-bit floating tensor to float32; float32 and float64 stay as they are, so that exactness can be shown."""
+    """Raise a 16-bit floating tensor to float32; float64 stays, so that exactness can be shown."""
     return tensor.float() if tensor.dtype in {torch.bfloat16, torch.float16} else tensor

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList, T5Config, T5ForConditionalGeneration
 
+from dubsar.models.attention import attention_masks
 from dubsar.models.readings import ReadingCounts, Trie
 
 PAD, END, BYTE_OFFSET, FIRST_SENTINEL, SENTINELS, VOCABULARY = 0, 1, 3, 259, 125, 384
@@ -119,11 +120,18 @@ class SignAlignedT5(T5ForConditionalGeneration):  # type: ignore[misc]
         attention_mask: torch.Tensor | None = None,
         decoder_input_ids: torch.Tensor | None = None,
         encoder_outputs: Any = None,
+        *,
         source_ids: torch.Tensor | None = None,
         decoder_segments: torch.Tensor | None = None,
+        source_documents: torch.Tensor | None = None,
+        decoder_documents: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> Any:
         """Run encoder and decoder.
+
+        Rows may hold several lines each, one behind the other: ``source_documents`` (B, L) and ``decoder_documents``
+        (B, T) then say which line of its row an id belongs to, -1 for padding, in place of ``attention_mask``. The
+        decoder's ids are each line's own start and its target without the last id. Logits are those of each line alone.
 
         ``source_ids`` (B, L) stand in for ``input_ids`` when the encoder has run already, and ``decoder_segments`` (B,
         T) say which sentinel each decoder id stands under when those before it are in the cache only.
@@ -131,14 +139,18 @@ class SignAlignedT5(T5ForConditionalGeneration):  # type: ignore[misc]
         source_ids = input_ids if source_ids is None else source_ids
         assert source_ids is not None
         assert decoder_input_ids is not None
+        encoder_mask = attention_mask
+        if source_documents is not None:
+            assert decoder_documents is not None
+            encoder_mask, kwargs["decoder_attention_mask"], attention_mask = attention_masks(
+                self.config._attn_implementation, source_documents, decoder_documents, self.shared.weight.dtype
+            )
         if decoder_segments is None:
-            decoder_segments = _segments(decoder_input_ids)
+            decoder_segments = _segments(decoder_input_ids, decoder_documents)
         if encoder_outputs is None:
-            encoder_outputs = self.encoder(input_ids=input_ids, attention_mask=attention_mask)
-        states_BLD, of_source = encoder_outputs[0], _segments(source_ids)
-        same_BTL = (decoder_segments[:, :, None] == of_source[:, None, :]) & (of_source >= 0)[:, None, :]
-        share_BTL = same_BTL / same_BTL.sum(-1, keepdim=True).clamp(min=1)
-        embeds_BTD = self.shared(decoder_input_ids) + share_BTL.to(states_BLD.dtype) @ states_BLD
+            encoder_outputs = self.encoder(input_ids=input_ids, attention_mask=encoder_mask)
+        states_BLD, of_source_BL = encoder_outputs[0], _segments(source_ids, source_documents)
+        embeds_BTD = self.shared(decoder_input_ids) + _mean_over_sign(states_BLD, of_source_BL, decoder_segments)
         return super().forward(
             attention_mask=attention_mask, encoder_outputs=encoder_outputs, decoder_inputs_embeds=embeds_BTD, **kwargs
         )
@@ -150,13 +162,28 @@ class SignAlignedT5(T5ForConditionalGeneration):  # type: ignore[misc]
         return {**inputs, "decoder_segments": _segments(input_ids)[:, -newest:]}
 
 
-def _segments(source_BL: torch.Tensor) -> torch.Tensor:
-    """Give each source position the sentinel of its sign; -1 before the first sign, at the end, and in padding."""
-    is_sentinel = (source_BL >= FIRST_SENTINEL) & (source_BL < FIRST_SENTINEL + SENTINELS)
-    position = torch.arange(source_BL.shape[1], device=source_BL.device).expand_as(source_BL)
+def _segments(ids_BL: torch.Tensor, documents_BL: torch.Tensor | None = None) -> torch.Tensor:
+    """Give each position the sentinel of its sign; -1 before the first sign, at the end, and in padding.
+
+    A sentinel names a sign within its line only: where rows hold several lines, ``documents_BL`` keeps them apart.
+    """
+    is_sentinel = (ids_BL >= FIRST_SENTINEL) & (ids_BL < FIRST_SENTINEL + SENTINELS)
+    position = torch.arange(ids_BL.shape[1], device=ids_BL.device).expand_as(ids_BL)
     last = torch.where(is_sentinel, position, -1).cummax(1).values
-    outside = (last < 0) | (source_BL == END) | (source_BL == PAD)
-    return source_BL.gather(1, last.clamp(min=0)).masked_fill(outside, -1)
+    outside = (last < 0) | (ids_BL == END) | (ids_BL == PAD)
+    last = last.clamp(min=0)
+    signs_BL = ids_BL.gather(1, last)
+    if documents_BL is not None:
+        outside |= documents_BL.gather(1, last) != documents_BL
+        signs_BL = signs_BL + VOCABULARY * documents_BL
+    return signs_BL.masked_fill(outside, -1)
+
+
+def _mean_over_sign(states_BLD: torch.Tensor, of_source_BL: torch.Tensor, of_decoder_BT: torch.Tensor) -> torch.Tensor:
+    """Return at each decoder position (B, T, D) the mean of the encoder's states over its sign; 0 where it has none."""
+    same_BTL = (of_decoder_BT[:, :, None] == of_source_BL[:, None, :]) & (of_source_BL >= 0)[:, None, :]
+    share_BTL = same_BTL / same_BTL.sum(-1, keepdim=True).clamp(min=1)
+    return share_BTL.to(states_BLD.dtype) @ states_BLD
 
 
 def build_transliterator(size: Size, attention: str = "eager") -> SignAlignedT5:
@@ -299,9 +326,9 @@ def transliterate(
     return results
 
 
-def pad(rows: Sequence[Sequence[int]], value: int) -> torch.Tensor:
-    """Return rows of ids as one int64 tensor (B, longest), padded on the right with ``value``."""
-    longest = max(map(len, rows))
+def pad(rows: Sequence[Sequence[int]], value: int, width: int = 0) -> torch.Tensor:
+    """Return rows of ids as one int64 tensor (B, longest, or ``width`` if that is more), padded on the right."""
+    longest = max([width, *map(len, rows)])
     return torch.tensor([[*row, *[value] * (longest - len(row))] for row in rows])
 
 

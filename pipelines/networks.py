@@ -11,6 +11,7 @@ from transformers import T5Config
 from dubsar.configs.schema import STAGES, ClassifyConfig, DetectConfig, TransliterateConfig
 from dubsar.datasets.inventory import Inventory
 from dubsar.datasets.text import CANONICAL_FORM
+from dubsar.models.attention import FLEX, use_offset_bias
 from dubsar.models.backbones import SignClassifier
 from dubsar.models.checkpoint import CheckpointError, ModelFile, load_model
 from dubsar.models.detector import Detector
@@ -64,14 +65,25 @@ def build_classifier(config: ClassifyConfig, inventory_size: int, *, fresh: bool
 
 
 def build_byt5(config: TransliterateConfig, attention: str = "eager") -> Any:
-    """Build a transliterator, pretrained or of an own size with random weights."""
+    """Build a transliterator, pretrained or of an own size with random weights.
+
+    Args:
+        config: what to build.
+        attention: ``eager``, ``sdpa`` or ``flex``.
+    """
     model = config.model
-    if model.pretrained:
-        return load_pretrained(model.pretrained, attention)
+    implementation = FLEX if attention == "flex" else attention
     size = Size(
         model.d_model, model.d_kv, model.d_ff, model.heads, model.encoder_layers, model.decoder_layers, model.dropout
     )
-    return build_transliterator(size, attention)
+    network = (
+        load_pretrained(model.pretrained, implementation)
+        if model.pretrained
+        else build_transliterator(size, implementation)
+    )
+    if implementation == FLEX:
+        use_offset_bias(network)
+    return network
 
 
 def load_detector(path: Path) -> tuple[Detector, DetectConfig, ModelFile]:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-Batch = dict[str, torch.Tensor]
+Batch = dict[str, torch.Tensor] | list[dict[str, torch.Tensor]]
 
 
 class Stream(IterableDataset[Batch]):

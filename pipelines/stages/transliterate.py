@@ -11,7 +11,7 @@ Reads ``akkadian-oracc-lines`` and ``hittite-lines`` below the data root; writes
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,20 @@ import torch
 from dubsar.configs.schema import TransliterateConfig, TransliterateData
 from dubsar.datasets.alignment import ReadingTable, align
 from dubsar.datasets.lines import LinePair, read_line_pairs
+from dubsar.datasets.packing import (
+    Capacity,
+    Layout,
+    PackedSteps,
+    PackingStatistics,
+    as_lengths,
+    choose_layout,
+    lay_out,
+    own_lengths,
+)
 from dubsar.datasets.sources import data_root
 from dubsar.datasets.text import CANONICAL_FORM
 from dubsar.models.checkpoint import save_model
+from dubsar.models.precision import at_least_float32
 from dubsar.models.readings import ReadingCounts
 from dubsar.models.transliterator import (
     IGNORED,
@@ -44,6 +55,7 @@ from dubsar.pipelines.optim import build_optimizer, clip_gradients
 from dubsar.pipelines.stream import Stream
 from dubsar.pipelines.training import RunFolder, build_trainer, fit, is_first_rank, model_card, open_run
 
+LONGER_BY_A_BREAK = (2, 4)  # ids of source and target by which `break_line` can make a line longer
 LICENCE = "Weights: CC BY-SA 4.0. Data: Oracc CC0; TLHdig CC BY 4.0; UD_Hittite-HitTB CC BY-SA 4.0."
 
 
@@ -67,19 +79,31 @@ class TransliterateSystem(L.LightningModule):  # type: ignore[misc]
         self.compact = config.model.sign_encoding == "compact"
         self.step_ids: Any = 0  # target ids since the last optimizer step
 
-    def training_step(self, batch: dict[str, torch.Tensor], _: int) -> torch.Tensor:
+    def training_step(self, rectangles: list[dict[str, torch.Tensor]], _: int) -> torch.Tensor:
         """Return the sum of the losses of all target ids; logits go to float32 before the softmax."""
-        logits_BTV = self.network(
-            input_ids=batch["source_BL"], attention_mask=batch["mask_BL"], decoder_input_ids=batch["decoder_BT"]
-        ).logits.float()
-        target = batch["target_BT"].flatten()
-        loss = torch.nn.functional.cross_entropy(
-            logits_BTV.flatten(0, 1), target, ignore_index=IGNORED, reduction="sum"
-        )
-        ids = (target != IGNORED).sum()
-        self.step_ids = self.step_ids + ids
-        self.log("train/loss", loss.detach() / ids)
+        losses, ids = zip(*(self.summed_loss(rectangle) for rectangle in rectangles), strict=True)
+        loss, count = sum(losses), sum(ids)
+        self.step_ids = self.step_ids + count
+        self.log("train/loss", loss.detach() / count)
         return loss
+
+    def summed_loss(self, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the summed loss of a rectangle's target ids, and their number."""
+        target, logits_NV = batch["target_BT"].flatten(), self.logits(batch).flatten(0, 1)
+        loss = torch.nn.functional.cross_entropy(logits_NV, target, ignore_index=IGNORED, reduction="sum")
+        return loss, (target != IGNORED).sum()
+
+    def logits(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Return logits (B, T, 384) of a rectangle, in float32 at least."""
+        output = self.network(
+            input_ids=batch["source_BL"],
+            attention_mask=batch.get("mask_BL"),
+            decoder_input_ids=batch["decoder_BT"],
+            source_documents=batch.get("source_documents_BL"),
+            decoder_documents=batch.get("decoder_documents_BT"),
+            use_cache=False,
+        )
+        return at_least_float32(output.logits)
 
     def on_before_optimizer_step(self, optimizer: Any) -> None:
         """Divide by the target ids of the whole step.
@@ -111,19 +135,35 @@ class TransliterateSystem(L.LightningModule):  # type: ignore[misc]
 
 
 class LineStream(Stream):
-    """Batches of lines, encoded anew each time: the first sentinel is random, and some lines get a random break."""
+    """The lines of each optimizer step, laid out in rectangles (`dubsar.datasets.packing`).
+
+    Lines are encoded anew each time: the first sentinel is random, and some lines get a random break. Which lines a
+    step has, and how they are drawn, does not depend on the layout.
+    """
 
     def __init__(
-        self, examples: list[Example], data: TransliterateData, *, compact: bool, bucket: bool, seed: int
+        self, examples: list[Example], data: TransliterateData, *, compact: bool, seed: int, device: str = "cpu"
     ) -> None:
         self.examples, self.compact, self.broken_noise, self.seed = examples, compact, data.broken_noise, seed
-        lengths = [sum(map(len, self.encode(e, 0).values())) for e in examples]
-        self.batches = TokenBudget(lengths, data.batch_tokens, bucket=bucket, seed=seed)
+        self.layout: Layout = "off"
+        self.device = device
+        encoded = [self.encode(e, 0) for e in examples]
+        lengths_N2 = as_lengths([(len(e["source"]), len(e["target"])) for e in encoded])
+        if data.broken_noise:
+            lengths_N2 = lengths_N2 + LONGER_BY_A_BREAK
+        capacity = Capacity.of(lengths_N2)
+        self.steps = PackedSteps(lengths_N2, capacity, max(1, data.batch_tokens // capacity.ids), seed)
 
-    def batch(self, number: int) -> dict[str, torch.Tensor]:
-        """Return padded ids, see `collate`."""
+    def batch(self, number: int) -> list[dict[str, torch.Tensor]]:
+        """Return the rectangles of a step, see `collate`."""
         rng = random.Random(f"{self.seed}/batch/{number}")
-        return collate([self._draw(self.examples[i], rng) for i in self.batches[number]])
+        packs = self.steps[number]
+        encoded = [self._draw(self.examples[index], rng) for row in packs for index in row]
+        _, own_packs = own_lengths(self.steps.lengths_N2, packs)
+        lengths_N2 = as_lengths([(len(e["source"]), len(e["target"])) for e in encoded])
+        rectangles = lay_out(lengths_N2, own_packs, self.layout, self.device)
+        capacity = self.steps.capacity if self.layout == "pack" else None
+        return [collate([[encoded[i] for i in row] for row in rows], capacity) for rows in rectangles]
 
     def counts(self) -> dict[str, int]:
         """Count lines, with their repeats, and the ids that their text takes."""
@@ -156,62 +196,35 @@ def break_line(
     )
 
 
-class TokenBudget:
-    """Batches of at most ``budget`` padded ids, numbered without end; with ``bucket`` lines of like length go together.
+def collate(rows: list[list[dict[str, list[int]]]], capacity: Capacity | None = None) -> dict[str, torch.Tensor]:
+    """Make one rectangle of encoded lines: a line a row, or with a capacity several lines one behind the other.
 
-    Lengths are sorted inside shuffled windows only, and batches are shuffled, so that no epoch runs from short to long.
-    A line that is longer than the budget is a batch of its own.
+    The decoder's input is made per line: `PAD`, then the target without its last id.
+
+    Args:
+        rows: the encoded lines of each row.
+        capacity: width of source and target; without it that of the longest line.
+
+    Returns:
+        ``source_BL``, ``decoder_BT``, ``target_BT`` (`IGNORED` where there is none), and either ``mask_BL`` or, for
+        packed rows, ``source_documents_BL`` and ``decoder_documents_BT``: the number of the line within its row, -1
+        for padding.
     """
+    source, target = (capacity.source, capacity.target) if capacity else (0, 0)
 
-    def __init__(self, lengths: Sequence[int], budget: int, *, bucket: bool, seed: int) -> None:
-        self.lengths, self.budget, self.bucket, self.seed = lengths, budget, bucket, seed
-        self._start_epoch(0, 0)
+    def joined(ids_of: Callable[[int, dict[str, list[int]]], list[int]], padding: int, width: int) -> torch.Tensor:
+        return pad([[i for n, line in enumerate(row) for i in ids_of(n, line)] for row in rows], padding, width)
 
-    def __getitem__(self, number: int) -> list[int]:
-        """Return the lines' indices of batch ``number``; epochs follow one another."""
-        if number < self._first:
-            self._start_epoch(0, 0)
-        while number >= self._first + len(self._current):
-            self._start_epoch(self._epoch + 1, self._first + len(self._current))
-        return self._current[number - self._first]
-
-    def _start_epoch(self, epoch: int, first: int) -> None:
-        self._epoch, self._first, self._current = epoch, first, self.epoch(epoch)
-
-    def epoch(self, epoch: int) -> list[list[int]]:
-        """Return all batches of an epoch; each line is in one of them."""
-        rng = random.Random(f"{self.seed}/{epoch}")
-        order = list(range(len(self.lengths)))
-        rng.shuffle(order)
-        batches: list[list[int]] = []
-        for first in range(0, len(order), 4096):
-            window = order[first : first + 4096]
-            if self.bucket:
-                window.sort(key=lambda i: self.lengths[i])
-            batches += self._fill(window)
-        rng.shuffle(batches)
-        return batches
-
-    def _fill(self, order: list[int]) -> list[list[int]]:
-        batches: list[list[int]] = [[]]
-        longest = 0
-        for index in order:
-            longest = max(longest, self.lengths[index])
-            if batches[-1] and longest * (len(batches[-1]) + 1) > self.budget:
-                batches.append([])
-                longest = self.lengths[index]
-            batches[-1].append(index)
-        return [b for b in batches if b]
-
-
-def collate(rows: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
-    """Pad encoded lines to tensors (B, L) and (B, T); the decoder starts with `PAD`."""
-    sources, targets = [r["source"] for r in rows], [r["target"] for r in rows]
-    return {
-        "source_BL": pad(sources, PAD),
-        "mask_BL": pad([[1] * len(s) for s in sources], 0),
-        "decoder_BT": pad([[PAD, *t[:-1]] for t in targets], PAD),
-        "target_BT": pad([boundary_targets(t) for t in targets], IGNORED),
+    rectangle = {
+        "source_BL": joined(lambda _, line: line["source"], PAD, source),
+        "decoder_BT": joined(lambda _, line: [PAD, *line["target"][:-1]], PAD, target),
+        "target_BT": joined(lambda _, line: boundary_targets(line["target"]), IGNORED, target),
+    }
+    if capacity is None:
+        return rectangle | {"mask_BL": joined(lambda _, line: [1] * len(line["source"]), 0, source)}
+    return rectangle | {
+        "source_documents_BL": joined(lambda n, line: [n] * len(line["source"]), -1, source),
+        "decoder_documents_BT": joined(lambda n, line: [n] * len(line["target"]), -1, target),
     }
 
 
@@ -253,7 +266,7 @@ def score_lines(network: Any, lines: list[LinePair], *, compact: bool, beams: in
 def build(config: TransliterateConfig, levers: Resolved) -> tuple[TransliterateSystem, LineStream]:
     """Turn the config into a system and its training batches."""
     model, data = config.model, config.data
-    network = build_byt5(config, attention="sdpa" if levers["attention"] == "sdpa" else "eager")
+    network = build_byt5(config, attention=levers["attention"])
     apply_levers(network, levers)
     examples, dev = prepare(data, data_root())
     if not examples:
@@ -262,13 +275,14 @@ def build(config: TransliterateConfig, levers: Resolved) -> tuple[TransliterateS
         )
     network.readings = count_readings(examples)
     network.readings_weight = model.readings_weight
+    device = "cpu" if config.trainer.accelerator == "cpu" or not torch.cuda.is_available() else "cuda"
     stream = LineStream(
-        examples,
-        data,
-        compact=model.sign_encoding == "compact",
-        bucket=levers["packing"] == "bucket",
-        seed=config.trainer.seed,
+        examples, data, compact=model.sign_encoding == "compact", seed=config.trainer.seed, device=device
     )
+    if levers["packing"] != "off":
+        statistics = PackingStatistics.of(stream.steps, device)
+        stream.layout, why = choose_layout(levers["packing"], statistics, device)
+        print(f"{statistics}\npacking: {stream.layout}" + (f" ({why})" if why else ""))
     return TransliterateSystem(network, dev, config, levers), stream
 
 
