@@ -1,8 +1,8 @@
 """Config blocks that every stage shares: `Trainer`, `Optim`, `Efficiency`."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
 from dubsar.configs.base import Block
 
@@ -57,18 +57,25 @@ class Swa(Block):
 
 
 class Dora(Block):
-    """Weight-decomposed low-rank adapters."""
+    """Low-rank adapters beside frozen weights; ``dora`` also learns the magnitude of each output channel.
 
+    ``targets`` are names of layers such as ``qkv`` or ``wi_0``; without any, all matrices and kernels of the network's
+    repeated blocks get an adapter. The head is trained in full.
+    """
+
+    variant: Literal["dora", "lora"] = "dora"
     rank: Count = 16
     alpha: Count = 32
-    targets: tuple[str, ...] = ("qkv", "proj")
+    dropout: Fraction = 0.0
+    targets: tuple[str, ...] = ()
 
 
 class Efficiency(Block):
     """What every stage reads for speed and memory; **all levers off is the reference**.
 
     A lever that cannot act where it is asked for resolves to the next best and the run says so; with ``strict: true``
-    that is an error instead. ``levers.json`` says what became of each (`dubsar.pipelines.levers.resolve`).
+    that is an error instead. ``levers.json`` says what became of each (`dubsar.pipelines.levers.resolve`). Levers that
+    can never act together are refused here, with file and line; a lever stands behind those that it depends on.
     """
 
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
@@ -85,3 +92,33 @@ class Efficiency(Block):
     channels_last: bool = False
     liger: bool = False
     strict: bool = False
+
+    @field_validator("compile_mode")
+    @classmethod
+    def _a_mode_needs_compile(cls, mode: str, info: ValidationInfo) -> str:
+        if mode != "default" and info.data.get("compile") == "off":
+            raise ValueError("needs compile, which is off: set compile to per_block or full, or leave the mode out")
+        return mode
+
+    @field_validator("swa")
+    @classmethod
+    def _one_average(cls, swa: Swa | None, info: ValidationInfo) -> Swa | None:
+        if swa is not None and info.data.get("ema") is not None:
+            raise ValueError("conflicts with ema, which averages the weights already; keep one of the two")
+        return swa
+
+
+def usable_for_byt5(efficiency: Efficiency, info: ValidationInfo) -> Efficiency:
+    """Refuse what a ByT5 cannot do, as a validator of its config's field ``efficiency``.
+
+    Raises:
+        ValueError: float16, dropout under FlexAttention, or CUDA graphs over shapes that change.
+    """
+    model: Any = info.data.get("model")
+    if efficiency.precision == "fp16":
+        raise ValueError("precision 'fp16' is refused for ByT5: the T5 family diverges in float16; use bf16")
+    if efficiency.attention == "flex" and model is not None and model.dropout:
+        raise ValueError(f"attention 'flex' has no dropout, but model.dropout is {model.dropout:g}; set it to 0")
+    if efficiency.cuda_graphs and efficiency.packing != "pack":
+        raise ValueError(f"cuda_graphs needs one shape for all batches, but packing is {efficiency.packing!r}; pack")
+    return efficiency

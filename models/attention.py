@@ -22,7 +22,7 @@ only inside a compiled network and otherwise computes everything, as a reference
 mask (decoding, rows of one document) a network set to `FLEX` computes `scaled_dot_product_attention`.
 """
 
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,8 +33,6 @@ from transformers.masking_utils import sdpa_mask
 from transformers.models.t5.modeling_t5 import T5Attention
 
 FLEX = "dubsar_flex"  # not Transformers' own "flex_attention": that reads T5's bias out of bounds beyond one row
-
-Mask = TypeVar("Mask", Tensor, BlockMask)
 
 _fused_attention = torch.compile(flex_attention, fullgraph=True)  # fullgraph: an error, never a silent dense fallback
 
@@ -141,53 +139,46 @@ def attend(
     *,
     position_bias: Tensor,
     dropout: float = 0.0,
-    scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Compute a T5 layer's attention (B, T, H, E) as Transformers' attention interface wants it.
+    """Compute a T5 layer's attention (B, T, H, E) in the way that Transformers' attention interface asks for.
 
     Raises:
         ValueError: FlexAttention with dropout, or a self-attention whose bias is not by offset (`use_offset_bias`).
     """
     queries, keys = query_BHTE.shape[2], key_BHLE.shape[2]
-    is_cross = module.is_decoder and not module.is_causal  # its bias is nought, yet arrives as (1, H, T, L) zeros
+    is_cross = module.is_decoder and not module.is_causal  # its bias is nought, yet arrives as zeros (1, H, T, L)
     if not is_cross and position_bias.shape[2:] != (1, queries + keys - 1):
         raise ValueError(f"attention {FLEX} needs T5's bias by offset: call use_offset_bias on the network first")
-    if not isinstance(mask, BlockMask):
-        if not is_cross:
-            offsets = torch.arange(keys) - torch.arange(queries)[:, None] + queries - 1
-            position_bias = position_bias[:, :, 0, offsets.to(position_bias.device)]
-        output, _ = sdpa_attention_forward(
-            module,
-            query_BHTE,
-            key_BHLE,
-            value_BHLE,
-            mask,
-            dropout=dropout,
-            scaling=scaling,
-            position_bias=position_bias,
-            **kwargs,
-        )
-        return output, None
-    if dropout:
-        raise ValueError(f"FlexAttention knows no dropout, the network asks for {dropout}: set it to 0")
-    bias_HO = position_bias[0, :, 0]
+    if isinstance(mask, BlockMask):
+        if dropout:
+            raise ValueError(f"FlexAttention knows no dropout, the network asks for {dropout}: set it to 0")
+        bias_HO = None if is_cross else position_bias[0, :, 0]
+        states_BHTE = _attend_in_blocks(query_BHTE, key_BHLE, value_BHLE, bias_HO, mask, kwargs["scaling"])
+        return states_BHTE.transpose(1, 2).contiguous(), None
+    if not is_cross:
+        offset_TL = torch.arange(keys) - torch.arange(queries)[:, None] + queries - 1
+        position_bias = position_bias[:, :, 0, offset_TL.to(position_bias.device)]
+    bias_and_dropout = {"position_bias": position_bias, "dropout": dropout}
+    states_BTHE, _ = sdpa_attention_forward(
+        module, query_BHTE, key_BHLE, value_BHLE, mask, **bias_and_dropout, **kwargs
+    )
+    return states_BTHE, None
+
+
+def _attend_in_blocks(
+    query_BHTE: Tensor, key_BHLE: Tensor, value_BHLE: Tensor, bias_HO: Tensor | None, mask: BlockMask, scale: float
+) -> Tensor:
+    last = query_BHTE.shape[2] - 1
 
     def add_bias(score: Tensor, row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return score + bias_HO[head, key - query + (queries - 1)]
+        return score if bias_HO is None else score + bias_HO[head, key - query + last]
 
-    fused = query_BHTE.is_cuda and not torch.compiler.is_compiling()
+    kernel = _fused_attention if query_BHTE.is_cuda and not torch.compiler.is_compiling() else flex_attention
     if not query_BHTE.is_cuda:  # compiled for a CPU, the kernel reads the shape of what is viewed, not of the view
         query_BHTE, key_BHLE, value_BHLE = (x.contiguous() for x in (query_BHTE, key_BHLE, value_BHLE))
-    output_BHTE = (_fused_attention if fused else flex_attention)(
-        query_BHTE,
-        key_BHLE,
-        value_BHLE,
-        score_mod=None if is_cross else add_bias,
-        block_mask=mask,
-        scale=scaling,
-    )
-    return output_BHTE.transpose(1, 2).contiguous(), None
+    states_BHTE: Tensor = kernel(query_BHTE, key_BHLE, value_BHLE, score_mod=add_bias, block_mask=mask, scale=scale)
+    return states_BHTE
 
 
 AttentionInterface.register(FLEX, attend)

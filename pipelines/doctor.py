@@ -4,6 +4,7 @@ import os
 import platform
 import shutil
 from importlib.metadata import version
+from typing import Any
 
 import torch
 from rich.table import Table
@@ -14,24 +15,25 @@ from dubsar.datasets.synthetic.glyphs import FontError, available_fonts
 from dubsar.models.checkpoint import CheckpointError, load_model, shipped
 from dubsar.pipelines.console import print_table
 from dubsar.pipelines.levers.resolve import Resolution, resolve
-from dubsar.pipelines.levers.table import LEVERS, STAGES
+from dubsar.pipelines.levers.table import BY_NAME, LEVERS, STAGES
 from dubsar.pipelines.training import hardware
 
-# what each lever is asked for, so that the resolver says what it would become here
-ALL_ON = Efficiency(
-    precision="bf16",
-    compile="per_block",
-    attention="flash",
-    fused_optimizer=True,
-    packing="auto",
-    ema=Ema(),
-    swa=Swa(),
-    dora=Dora(),
-    checkpointing="selective",
-    cuda_graphs=True,
-    channels_last=True,
-    liger=True,
-)
+# what each lever is asked for where no config says it
+EACH_ON: dict[str, Any] = {
+    "precision": "bf16",
+    "compile": "per_block",
+    "compile_mode": "max-autotune",
+    "attention": "flash",
+    "fused_optimizer": True,
+    "packing": "auto",
+    "ema": Ema().model_dump(),
+    "swa": Swa().model_dump(),
+    "dora": Dora().model_dump(),
+    "checkpointing": "selective",
+    "cuda_graphs": True,
+    "channels_last": True,
+    "liger": True,
+}
 
 
 def examine() -> None:
@@ -57,7 +59,8 @@ def examine() -> None:
 
 def resolve_alone(lever: str, stage: str) -> Resolution:
     """Resolve a lever that is asked for alone: beside ema, for one, swa would be refused."""
-    block = Efficiency().model_copy(update={lever: getattr(ALL_ON, lever)})
+    needed = BY_NAME[lever].requires
+    block = Efficiency.model_validate({name: EACH_ON[name] for name in (*needed, lever)}, strict=False)
     return next(row for row in resolve(block, stage).rows if row.lever == lever)
 
 

@@ -14,9 +14,9 @@ from dubsar.datasets.sources import data_root, require_data, require_outside_dat
 from dubsar.datasets.synthetic.glyphs import available_fonts
 from dubsar.datasets.synthetic.scene import write_tablets
 from dubsar.pipelines.console import print_table
-from dubsar.pipelines.levers.resolve import Resolved, resolve_config
+from dubsar.pipelines.levers.resolve import resolve_config
 from dubsar.pipelines.reading.progress import watched
-from dubsar.pipelines.run_report import write_run_report
+from dubsar.pipelines.run_report import lever_table, read_levers, write_run_report
 from dubsar.pipelines.training import check_run, is_first_rank, seed_everything
 
 _BYTES_PER_PARAMETER = 16  # float32 weight, gradient and AdamW's two moments
@@ -38,9 +38,10 @@ def launch(config: StageConfig, folder: Path, *, resume: bool = False, overwrite
     _require_inputs(config)
     check_run(folder, config, resume=resume, overwrite=overwrite)
     seed_everything(config.trainer)
-    print_levers(levers)
+    print_levers(levers.to_list())
     scores: dict[str, float] = stage_module(config.stage).run(config, folder, resume=resume, overwrite=overwrite)
     if is_first_rank(config.trainer):
+        print_levers(read_levers(folder))
         write_run_report(folder, scores)
         print(f"{folder}: best weights on dev  " + "  ".join(f"{k} {v:.4g}" for k, v in scores.items()))
     return scores
@@ -51,7 +52,7 @@ def describe(config: StageConfig) -> None:
     levers = resolve_config(config)
     _require_inputs(config)
     print(dump(config))
-    print_levers(levers)
+    print_levers(levers.to_list())
     seed_everything(config.trainer)
     system, stream = stage_module(config.stage).build(config, levers)
     parameters = sum(p.numel() for p in system.parameters())
@@ -62,8 +63,9 @@ def describe(config: StageConfig) -> None:
     )
     print("training set: " + ", ".join(f"{name} {count:,}" for name, count in stream.counts().items()))
     batch = stream.batch(0)
-    shapes = [f"{name} {tuple(t.shape)} {str(t.dtype).removeprefix('torch.')}" for name, t in batch.items()]
-    print("first batch: " + "  ".join(shapes))
+    for part in batch if isinstance(batch, list) else [batch]:
+        shapes = [f"{name} {tuple(t.shape)} {str(t.dtype).removeprefix('torch.')}" for name, t in part.items()]
+        print("first batch: " + "  ".join(shapes))
 
 
 def _require_inputs(config: StageConfig) -> None:
@@ -76,13 +78,13 @@ def _require_inputs(config: StageConfig) -> None:
         require_data(data_root(), folder)
 
 
-def print_levers(levers: Resolved) -> None:
-    """Print asked, resolved and why for each lever that was asked for."""
-    table = Table("lever", "class", "asked", "resolved", "why", title="efficiency levers (all others off)")
-    for row in levers.rows:
-        if row.asked not in (None, False, "off", "fp32", "eager", "default"):
-            table.add_row(row.lever, row.exactness, str(row.asked), str(row.resolved), row.why)
-    if table.row_count:
+def print_levers(rows: list[dict[str, Any]]) -> None:
+    """Print the rows of ``levers.json``: of each lever that was asked for what it became, and what was seen of it."""
+    head, body = lever_table(rows)
+    table = Table(*head, title="efficiency levers (all others off)")
+    for row in body:
+        table.add_row(*row)
+    if body:
         print_table(table)
 
 

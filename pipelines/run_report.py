@@ -69,9 +69,26 @@ def draw_curves(curves: Curves, title: str) -> bytes:
     return buffer.getvalue()
 
 
+def read_levers(folder: Path) -> list[dict[str, Any]]:
+    """Read a run's ``levers.json``; empty where it has none."""
+    path = folder / "levers.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+
+
+def lever_table(rows: list[dict[str, Any]]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Return head and body of the table of those levers that were asked for.
+
+    What was seen of them has columns once a run has looked; a lever that was resolved to off has nothing there.
+    """
+    asked = [row for row in rows if row["asked"] not in _OFF]
+    seen = ("engaged", "observed") if any("observed" in row for row in asked) else ()
+    columns = ("lever", "exactness", "asked", "resolved", *seen, "why")
+    head = tuple("class" if column == "exactness" else column for column in columns)
+    return head, [tuple(str(row.get(column, "")) for column in columns) for row in asked]
+
+
 def _page(folder: Path, scores: dict[str, float], picture: bytes) -> str:
-    levers = _read_json(folder / "levers.json")
-    asked = [row for row in levers if row["asked"] not in _OFF]
+    head, levers = lever_table(read_levers(folder))
     config = folder / "config.yaml"
     parts = [
         f"<h1>{html.escape(folder.name)}</h1>",
@@ -80,12 +97,7 @@ def _page(folder: Path, scores: dict[str, float], picture: bytes) -> str:
         "<h2>Curves</h2>",
         f'<img alt="curves" src="data:image/png;base64,{base64.b64encode(picture).decode()}">',
         "<h2>Efficiency levers</h2>",
-        _table(
-            ("lever", "class", "asked", "resolved", "why"),
-            [(r["lever"], r["exactness"], r["asked"], r["resolved"], r["why"]) for r in asked],
-        )
-        if asked
-        else "<p>All off: the reference.</p>",
+        _table(head, levers) if levers else "<p>All off: the reference.</p>",
         "<h2>Config</h2>",
         f"<pre>{html.escape(config.read_text(encoding='utf-8') if config.exists() else '')}</pre>",
     ]
@@ -99,7 +111,3 @@ def _table(head: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:
     cells = "".join(f"<th>{html.escape(h)}</th>" for h in head)
     body = "".join("<tr>" + "".join(f"<td>{html.escape(str(c))}</td>" for c in row) + "</tr>" for row in rows)
     return f"<table><tr>{cells}</tr>{body}</table>"
-
-
-def _read_json(path: Path) -> list[dict[str, Any]]:
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else []

@@ -34,6 +34,7 @@ from dubsar.pipelines.callbacks import (
     is_terminal,
     write_json,
 )
+from dubsar.pipelines.levers.observe import Observer
 from dubsar.pipelines.levers.resolve import Resolved
 from dubsar.pipelines.optim import first_averaged_step
 from dubsar.pipelines.stream import Stream
@@ -64,6 +65,11 @@ class RunFolder:
     """``runs/<stage>/<name>/``: everything that a run writes."""
 
     path: Path
+
+    @property
+    def levers(self) -> Path:
+        """What was asked of each lever, what it was resolved to, and what was seen of it."""
+        return self.path / "levers.json"
 
     @property
     def checkpoints(self) -> Path:
@@ -205,7 +211,7 @@ def open_run(
     if inventory_hash is not None:
         write_json(run.data, {"inventory_hash": inventory_hash})
     write_atomically(path / "config.yaml", lambda f: f.write(dump(config).encode()))
-    write_json(path / "levers.json", levers.to_list())
+    write_json(run.levers, levers.to_list())
     return run
 
 
@@ -222,7 +228,7 @@ def build_trainer(config: StageConfig, run: RunFolder, levers: Resolved, *, moni
     Args:
         config: the stage's config.
         run: where logs and checkpoints go.
-        levers: resolved levers; averaging and precision are set here.
+        levers: resolved levers; averaging and precision are set here, and all of them are watched.
         monitor: validation metric by which the best weights are kept.
         mode: ``min`` or ``max``.
     """
@@ -242,7 +248,7 @@ def build_trainer(config: StageConfig, run: RunFolder, levers: Resolved, *, moni
         num_sanity_val_steps=0,
         log_every_n_steps=settings.log_every_steps,
         logger=TensorBoardLogger(run.path, name="", version="tensorboard"),
-        callbacks=_callbacks(settings, run, levers, monitor=monitor, mode=mode),
+        callbacks=_callbacks(config, run, levers, monitor=monitor, mode=mode),
         plugins=[AtomicFiles()],
         enable_model_summary=False,
         enable_progress_bar=is_terminal(),
@@ -250,8 +256,10 @@ def build_trainer(config: StageConfig, run: RunFolder, levers: Resolved, *, moni
     )
 
 
-def _callbacks(settings: Trainer, run: RunFolder, levers: Resolved, *, monitor: str, mode: str) -> list[Callback]:
+def _callbacks(config: StageConfig, run: RunFolder, levers: Resolved, *, monitor: str, mode: str) -> list[Callback]:
+    settings = config.trainer
     callbacks: list[Callback] = [
+        Observer(levers, run.levers, strict=config.efficiency.strict),
         SeedEachBatch(settings.seed),
         StopOnNaN(run.path),
         MetricsLog(run.path / "metrics.jsonl", settings.log_every_steps),

@@ -63,7 +63,9 @@ def resolve(efficiency: Efficiency, stage: str, *, cuda: bool | None = None) -> 
         asked = getattr(efficiency, lever.name)
         asked = asked.model_dump() if hasattr(asked, "model_dump") else asked
         resolved, why = (asked, "") if asked == lever.off else _decide(lever, asked, stage, cuda)
-        resolved, why = (resolved, why) if why or asked == lever.off else _without_partner(lever, asked, efficiency)
+        resolved, why = (
+            (resolved, why) if why or asked == lever.off else _beside_others(lever, asked, efficiency, stage)
+        )
         if why and efficiency.strict:
             raise LeverError(f"efficiency.{lever.name}: {asked!r} cannot act here: {why} (strict: true)")
         rows.append(Resolution(lever.name, lever.exactness, asked, resolved, why))
@@ -108,29 +110,31 @@ def _decide(lever: Lever, asked: Any, stage: str, cuda: bool) -> tuple[Any, str]
             return "sdpa", "FlashAttention-2 takes no additive mask, which T5's relative position bias needs"
         case "attention", "flash" if not cuda:
             return "sdpa", "FlashAttention kernels need CUDA; scaled_dot_product_attention picks the best that is here"
-        case "attention", "flex":
-            return "sdpa", "the FlexAttention path is not built yet"
-        case "packing", "pack" | "auto":
-            return (
-                "bucket",
-                "document masks are not built yet; length-sorted token budgets get most of what packing gets",
-            )
-        case "checkpointing", "selective":
-            return "full", "no selective policy is built yet"
+        case "attention", "flex" if not cuda:
+            return "sdpa", "FlexAttention has no backward pass on a CPU"
         case "compile", _ if not _COMPILERS:
             return "off", "no C++ compiler is installed (g++, clang++ or c++)"
-        case "compile", "per_block" if stage != "transliterate":
-            return "full", "the blocks of a convolutional network differ in shape; it is compiled as one"
         case "compile_mode", "reduce-overhead" if not cuda:
             return "default", "reduce-overhead is CUDA graphs, which need CUDA"
+        case "cuda_graphs", _ if not cuda:
+            return False, "CUDA graphs need CUDA"
     return asked, ""
 
 
-def _without_partner(lever: Lever, asked: Any, efficiency: Efficiency) -> tuple[Any, str]:
-    """Return what becomes of a lever that could act, in view of the other levers."""
-    match lever.name:
-        case "compile_mode" if efficiency.compile == "off":
-            return lever.off, "compile is off, so there is nothing to compile in this mode"
-        case "swa" if efficiency.ema is not None:
-            return lever.off, "ema averages the weights already; one of the two"
+def _beside_others(lever: Lever, asked: Any, efficiency: Efficiency, stage: str) -> tuple[Any, str]:
+    """Return what becomes of a lever that could act, in view of the others; configs that are loaded were checked."""
+    on = {other.name for other in LEVERS if getattr(efficiency, other.name) != other.off}
+    for needed in lever.requires:
+        if needed not in on:
+            return lever.off, f"{needed} is off, and nothing is left to do without it"
+    for rival in lever.conflicts:
+        if rival in on and _stands_before(rival, lever.name):
+            return lever.off, f"{rival} is on, and only one of the two can act"
+    if lever.name == "cuda_graphs" and stage == "transliterate" and efficiency.packing != "pack":
+        return lever.off, f"a graph is of one shape, and batches change theirs with packing {efficiency.packing}"
     return asked, ""
+
+
+def _stands_before(first: str, second: str) -> bool:
+    names = [lever.name for lever in LEVERS]
+    return names.index(first) < names.index(second)

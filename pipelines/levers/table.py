@@ -1,45 +1,105 @@
 """The levers, one row each: what a stage may be asked to do for speed or memory, and of which exactness class it is.
 
 Classes: B bitwise, A the same function with other rounding, P precision changes, S another random draw, M another model
-or estimator. ``unavailable`` is the reason why a lever is refused wherever it is asked for, ``elsewhere`` why it is
-refused outside of its stages.
+or estimator. The tolerance is what the parity tiers allow: for A the relative error in float64, for P the error as a
+multiple of the reference's own; B has to be equal, and S and M are judged by their outcome, so that they have none.
 """
 
 from dataclasses import dataclass
 
 STAGES = frozenset({"classify", "detect", "transliterate"})
+_NETWORK = "dubsar.pipelines.levers.apply:"
+_TRAINER = "dubsar.pipelines.training:build_trainer"
 
 
 @dataclass(frozen=True)
 class Lever:
-    """One field of the ``efficiency`` block."""
+    """One field of the ``efficiency`` block.
+
+    Attributes:
+        exactness: its class, or two where it has two effects.
+        tolerance: of its class, see above; None: none.
+        stages: where it has something to act on; ``elsewhere`` is the reason why it is refused outside of them.
+        off: the value that stands for the reference.
+        requires: levers without which it cannot act.
+        conflicts: levers beside which it cannot act; the config refuses both together.
+        invalidates: levers whose measurements are to be taken again when this one changes.
+        apply: where it acts, as ``module:name``.
+        unavailable: the reason why it is refused wherever it is asked for.
+    """
 
     name: str
     exactness: str
-    stages: frozenset[str] = STAGES
+    apply: str = ""
     off: object = False
-    unavailable: str = ""
+    tolerance: float | None = None
+    stages: frozenset[str] = STAGES
+    requires: tuple[str, ...] = ()
+    conflicts: tuple[str, ...] = ()
+    invalidates: tuple[str, ...] = ()
     elsewhere: str = ""
+    unavailable: str = ""
 
 
 LEVERS: tuple[Lever, ...] = (
-    Lever("precision", "P", off="fp32"),
-    Lever("compile", "A", off="off"),
-    Lever("compile_mode", "A", off="default"),
+    Lever(
+        "precision",
+        "P",
+        _TRAINER,
+        off="fp32",
+        tolerance=3.0,
+        invalidates=("compile", "compile_mode", "attention", "cuda_graphs", "channels_last"),
+    ),
+    Lever(
+        "compile",
+        "A",
+        _NETWORK + "compile_network",
+        off="off",
+        tolerance=1e-10,
+        invalidates=("compile_mode", "cuda_graphs", "checkpointing"),
+    ),
+    Lever("compile_mode", "A", _NETWORK + "compile_network", off="default", tolerance=1e-10, requires=("compile",)),
     Lever(
         "attention",
         "A",
-        frozenset({"transliterate"}),
+        "dubsar.pipelines.networks:build_byt5",
         off="eager",
+        tolerance=1e-10,
+        stages=frozenset({"transliterate"}),
+        invalidates=("packing", "compile"),
         elsewhere="timm's and Ultralytics' attention layers choose their kernel themselves",
     ),
-    Lever("fused_optimizer", "A"),
-    Lever("packing", "A+S", frozenset({"transliterate"}), off="off"),
-    Lever("ema", "M", off=None),
-    Lever("swa", "M", off=None),
-    Lever("dora", "M", off=None, unavailable="adapters are not built yet: train all weights"),
-    Lever("checkpointing", "B", frozenset({"transliterate", "classify"}), off="off"),
-    Lever("cuda_graphs", "B", unavailable="no static-shape path is built yet: eager kernels run"),
-    Lever("channels_last", "A", frozenset({"classify", "detect"})),
+    Lever("fused_optimizer", "A", "dubsar.pipelines.optim:build_optimizer", tolerance=1e-10),
+    Lever(
+        "packing",
+        "A+S",
+        "dubsar.pipelines.stages.transliterate:LineStream",
+        off="off",
+        tolerance=1e-10,
+        stages=frozenset({"transliterate"}),
+        invalidates=("compile", "cuda_graphs"),
+    ),
+    Lever("ema", "M", _TRAINER, off=None, conflicts=("swa",)),
+    Lever("swa", "M", _TRAINER, off=None, conflicts=("ema",)),
+    Lever(
+        "dora",
+        "M",
+        "dubsar.models.adapters:add_adapters",
+        off=None,
+        stages=frozenset({"classify", "transliterate"}),
+        invalidates=("compile", "fused_optimizer", "checkpointing", "cuda_graphs"),
+        elsewhere="the detector starts from random weights, beside which adapters would learn next to nothing",
+    ),
+    Lever("checkpointing", "B", _NETWORK + "checkpoint_blocks", off="off", invalidates=("compile",)),
+    Lever("cuda_graphs", "B", _NETWORK + "compile_network"),
+    Lever(
+        "channels_last",
+        "A",
+        _NETWORK + "apply_levers",
+        tolerance=1e-10,
+        stages=frozenset({"classify", "detect"}),
+        elsewhere="a T5 has no pictures, so no channels",
+    ),
     Lever("liger", "A", unavailable="Liger has no T5 module, and a vocabulary of 384 leaves it nothing to save"),
 )
+BY_NAME: dict[str, Lever] = {lever.name: lever for lever in LEVERS}

@@ -1,15 +1,29 @@
 """What a parity run found: plain records, written to ``parity.json`` and read back by the reports.
 
 The file has a schema version. A field may be added under the same version; a field that is renamed, dropped or given
-another meaning raises it.
+another meaning raises it. JSON knows no numbers that are not finite (the loss of a training that diverged, a bound that
+does not exist): they are spelled as the strings ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``.
 """
 
+import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from dubsar.pipelines.parity.statistics import Verdict, worst
 
 SCHEMA_VERSION = 1
+EXIT_STATUS = {  # of the command; 1 to 5 are taken by its other faults
+    Verdict.EXACT: 0,
+    Verdict.EQUIVALENT: 0,
+    Verdict.NON_INFERIOR: 0,
+    Verdict.INCONCLUSIVE: 10,
+    Verdict.INFERIOR: 11,
+    Verdict.NOT_ENGAGED: 12,
+    Verdict.ENV_NONDETERMINISTIC: 13,
+}
+REFUSED = "refused"  # how the sentence of a finding begins whose lever cannot act on this machine or in this stage
+_NOT_FINITE = ("NaN", "Infinity", "-Infinity")
 
 
 @dataclass(frozen=True)
@@ -36,6 +50,11 @@ class Finding:
     def passed(self) -> bool:
         """Whether the next tier may follow."""
         return self.verdict is None or self.verdict.proves_parity
+
+    @property
+    def refused(self) -> bool:
+        """Whether the lever could not act here: no pass, and a failure only where the verdict says so."""
+        return self.what.startswith(REFUSED)
 
 
 @dataclass(frozen=True)
@@ -89,6 +108,7 @@ class Outcome:
         margin_supported: the smallest margin that these data could have proved.
         seeds_needed: seeds that would settle it without true difference; None: no number up to 200 would.
         verdict: of this metric.
+        power: chance that these seeds and tablets prove the margin where there is no true difference.
     """
 
     metric: str
@@ -105,6 +125,7 @@ class Outcome:
     margin_supported: float
     seeds_needed: int | None
     verdict: Verdict
+    power: float = math.nan
 
 
 @dataclass(frozen=True)
@@ -132,7 +153,8 @@ class ParityResult:
         band: lowest and highest reference loss by step (T4): ``{"steps": …, "low": …, "high": …}``.
         outcomes, strata: of T5.
         throughput: candidate's steps per second over the reference's.
-        hours: GPU-hours of a full training, reference and candidate, each with where the figure comes from.
+        hours: GPU-hours of a full training, ``reference`` and ``candidate``: each ``{"hours": …, "provenance": …}``,
+            the provenance one of ``measured here``, ``measured on <gpu>``, ``modelled`` and ``claimed``.
         notes: sentences that the reader must see, such as a rerun in fp32.
         verdict: of the whole.
     """
@@ -157,7 +179,7 @@ class ParityResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, with the schema's version."""
-        return {"schema_version": SCHEMA_VERSION, **asdict(self)}
+        return {"schema_version": SCHEMA_VERSION, **_mapped(asdict(self), _spelled)}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "ParityResult":
@@ -169,7 +191,7 @@ class ParityResult:
         version = data.get("schema_version")
         if version != SCHEMA_VERSION:
             raise ValueError(f"parity.json has schema version {version!r}, expected {SCHEMA_VERSION}")
-        plain = {k: v for k, v in data.items() if k != "schema_version"}
+        plain = _mapped({k: v for k, v in data.items() if k != "schema_version"}, _unspelled)
         plain["findings"] = [
             Finding(**{**f, "verdict": Verdict(f["verdict"]) if f["verdict"] else None}) for f in plain["findings"]
         ]
@@ -183,3 +205,27 @@ class ParityResult:
 def verdict_of(findings: list[Finding]) -> Verdict:
     """Return the least favourable verdict that any tier has given."""
     return worst([f.verdict for f in findings if f.verdict is not None])
+
+
+def exit_status(verdict: Verdict) -> int:
+    """Return the exit status of the command: 0 only where parity is proved, see `EXIT_STATUS`."""
+    return EXIT_STATUS[verdict]
+
+
+def _mapped(value: Any, leaf: Callable[[Any], Any]) -> Any:
+    """Return nested lists and dictionaries with ``leaf`` applied to what they hold."""
+    if isinstance(value, dict):
+        return {k: _mapped(v, leaf) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_mapped(v, leaf) for v in value]
+    return leaf(value)
+
+
+def _spelled(value: Any) -> Any:
+    if not isinstance(value, float) or math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def _unspelled(value: Any) -> Any:
+    return float(value) if isinstance(value, str) and value in _NOT_FINITE else value

@@ -229,6 +229,36 @@ def margin_supported(interval: Interval) -> float:
     return float(reach * spread)
 
 
+def power_at(interval: Interval, margin: float, seeds: int | None = None) -> float:
+    """Return the chance that a run like this one proves the margin where there is no true difference.
+
+    More seeds shrink only their own part of the error; what the choice of tablets adds stays, and they are taken to be
+    many. Where the tablets alone are too uncertain no number of seeds helps.
+
+    Args:
+        interval: as found.
+        margin: percentage points.
+        seeds: per arm; as many as in ``interval`` where None.
+    """
+    seeds = interval.seeds if seeds is None else seeds
+    by_seed, by_tablet = interval.se_seeds**2 * interval.seeds / seeds, interval.se_tablets**2
+    total, degrees = _pooled([by_seed, by_tablet], [seeds - 1.0, np.inf])
+    if total == 0:
+        return 1.0
+    degrees = interval.degrees if seeds == interval.seeds else degrees
+    return float(stats.nct.sf(stats.t.ppf(1 - LEVEL, degrees), degrees, margin / np.sqrt(total)))
+
+
+def seeds_to_settle(interval: Interval, margin: float, chance: float = POWER) -> int | None:
+    """Return the fewest seeds (3 or more) that settle this case without true difference, on the same tablets.
+
+    None where `MOST_SEEDS` would not do: then more tablets are needed, or a wider margin.
+    """
+    if power_at(interval, margin, MOST_SEEDS) < chance:
+        return None
+    return next(n for n in range(3, MOST_SEEDS + 1) if power_at(interval, margin, n) >= chance)
+
+
 def _correlation(a_S: Floats, b_S: Floats) -> float:
     if np.ptp(a_S) == 0 or np.ptp(b_S) == 0:
         return 0.0

@@ -12,7 +12,7 @@ Reads ``tablet-signs`` below the data root; writes ``runs/classify/<name>/``.
 """
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +29,11 @@ from dubsar.datasets.photographs import labelled_photographs, open_photographs
 from dubsar.datasets.sources import data_root
 from dubsar.datasets.synthetic.glyphs import FontError, GlyphFont, available_fonts
 from dubsar.datasets.synthetic.scene import render_sign
+from dubsar.models.adapters import merge_adapters
 from dubsar.models.backbones import SignClassifier
 from dubsar.models.checkpoint import save_model
 from dubsar.models.precision import at_least_float32
+from dubsar.pipelines.levers.apply import apply_levers
 from dubsar.pipelines.levers.resolve import Resolved, resolve_config
 from dubsar.pipelines.metrics import ClassScores, score_classes
 from dubsar.pipelines.networks import build_classifier
@@ -50,10 +52,11 @@ BORDER = 0.2  # room around a training crop, as a share of its side
 
 @dataclass(frozen=True)
 class Crops:
-    """Crops (N, S, S, 3) uint8 and their class ids (N,)."""
+    """Crops (N, S, S, 3) uint8, their class ids (N,), and the tablet that each was cut from, where it is known."""
 
     pixels_NSS3: npt.NDArray[np.uint8]
     classes_N: npt.NDArray[np.int64]
+    tablets_N: npt.NDArray[np.str_] = field(default_factory=lambda: np.zeros(0, dtype=np.str_))
 
 
 class ClassifySystem(L.LightningModule):  # type: ignore[misc]
@@ -173,17 +176,20 @@ def read_crops(
     """
     pixels: list[npt.NDArray[np.uint8]] = []
     classes: list[list[int]] = []
+    tablets: list[str] = []
     photographs = labelled_photographs(root, split, inventory, ignore_unknown=ignore_unknown)
     for photograph, image in open_photographs(photographs, max_bad=max_bad):
         in_picture = image.from_file_pixels(np.array([b.box_xyxy for b in photograph.boxes]))
         pixels.append(cut_crops(image.rgb_HW3, in_picture, size))
         classes.append([inventory.id_of_glyph[b.glyph] for b in photograph.boxes])
+        tablets += [photograph.object_id] * len(photograph.boxes)
         if limit and sum(map(len, classes)) >= limit:
             break
     if not pixels:
         return Crops(np.zeros((0, size.side_px, size.side_px, 3), np.uint8), np.zeros(0, np.int64))
     end = limit or None
-    return Crops(np.concatenate(pixels)[:end], np.concatenate(classes).astype(np.int64)[:end])
+    classes_N = np.concatenate(classes).astype(np.int64)
+    return Crops(np.concatenate(pixels)[:end], classes_N[:end], np.array(tablets[:end], dtype=np.str_))
 
 
 def score_crops(network: SignClassifier, crops: Crops) -> ClassScores:
@@ -191,11 +197,33 @@ def score_crops(network: SignClassifier, crops: Crops) -> ClassScores:
     return score_classes(classify_crops(network, crops.pixels_NSS3).numpy(), crops.classes_N)
 
 
-def build(config: ClassifyConfig, levers: Resolved) -> tuple[ClassifySystem, Stream]:
-    """Turn the config into a system and its training batches.
+def prepare(config: ClassifyConfig, root: Path) -> tuple[Crops, Crops]:
+    """Cut the crops of train, with a border, and of dev.
 
     Raises:
-        ValueError: no crop is left to learn from, or the data or a lever cannot be used.
+        ValueError: no crop is left to learn from, or the data cannot be used (see `read_crops`).
+    """
+    data, inventory = config.data, read_inventory(root)
+    wide, unknown = CropSize(data.crop_px, data.context, BORDER), data.ignore_unknown
+    train = read_crops(root, "train", wide, inventory, data.limit, max_bad=data.max_bad, ignore_unknown=unknown)
+    dev = read_crops(root, "dev", CropSize(data.crop_px, data.context), inventory, data.limit)
+    if not len(train.classes_N):
+        raise ValueError(f"{root / 'tablet-signs'}: no training photograph with a box is left; `dubsar data check`")
+    return train, dev
+
+
+def build(
+    config: ClassifyConfig, levers: Resolved, prepared: tuple[Crops, Crops] | None = None
+) -> tuple[ClassifySystem, Stream]:
+    """Turn the config into a system and its training batches.
+
+    Args:
+        config: the stage's config.
+        levers: what became of its efficiency block.
+        prepared: what `prepare` gave, where several systems are built on the same data.
+
+    Raises:
+        ValueError: the data (see `prepare`) or a lever (see `apply_levers`) cannot be used.
         FontError: signs are to be rendered and there is no font.
     """
     data, root = config.data, data_root()
@@ -203,35 +231,12 @@ def build(config: ClassifyConfig, levers: Resolved) -> tuple[ClassifySystem, Str
     inventory = read_inventory(root)
     network = build_classifier(config, len(inventory))
     apply_levers(network, levers)
-    wide, unknown = CropSize(data.crop_px, data.context, BORDER), data.ignore_unknown
-    train = read_crops(root, "train", wide, inventory, data.limit, max_bad=data.max_bad, ignore_unknown=unknown)
-    dev = read_crops(root, "dev", CropSize(data.crop_px, data.context), inventory, data.limit)
-    if not len(train.classes_N):
-        raise ValueError(f"{root / 'tablet-signs'}: no training photograph with a box is left; `dubsar data check`")
+    train, dev = prepared or prepare(config, root)
     stream = CropStream(train, inventory, font, data, config.trainer.seed)
     counts = torch.bincount(torch.from_numpy(train.classes_N), minlength=len(inventory)).float()
     seen = int((counts > 0).sum())
     print(f"classify: {len(train.classes_N)} training crops of {seen} classes, {len(stream.covered)} rendered")
     return ClassifySystem(network, dev, counts / counts.sum(), config, levers), stream
-
-
-def apply_levers(network: Any, levers: Resolved) -> None:
-    """Set those levers that act on the network itself.
-
-    Raises:
-        ValueError: the backbone cannot recompute its activations.
-    """
-    if levers["channels_last"]:
-        network.to(memory_format=torch.channels_last)
-    if levers["checkpointing"] == "full":
-        try:
-            network.net.set_grad_checkpointing(True)
-        except AssertionError as error:
-            raise ValueError(
-                "efficiency.checkpointing: this backbone cannot recompute activations; set it to off"
-            ) from error
-    if levers["compile"] != "off":
-        network.net.compile(mode=levers["compile_mode"], dynamic=False)
 
 
 def _font(root: Path) -> GlyphFont:
@@ -260,6 +265,7 @@ def run(config: ClassifyConfig, folder: Path, *, resume: bool = False, overwrite
     fit(trainer, system, stream, run_folder, resume=resume)
     if not is_first_rank(config.trainer):
         return {}
+    merge_adapters(system.network)
     scores = score_crops(system.network, system.dev).to_dict()
     card = model_card(
         config,

@@ -29,6 +29,7 @@ from dubsar.datasets.sources import data_root
 from dubsar.datasets.windows import UNLABELLED_WEIGHT, Picture, make_picture, random_window, sign_size
 from dubsar.models.checkpoint import save_model
 from dubsar.models.detector import STRIDE, Detector
+from dubsar.pipelines.levers.apply import apply_levers
 from dubsar.pipelines.levers.resolve import Resolved, resolve_config
 from dubsar.pipelines.metrics import Found, average_precision
 from dubsar.pipelines.networks import build_detector
@@ -121,8 +122,14 @@ def collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
     }
 
 
-def prepare(config: DetectConfig, root: Path) -> tuple[list[Picture], list[Picture]]:
+Prepared = tuple[list[Picture], list[Picture], list[Photograph]]
+
+
+def prepare(config: DetectConfig, root: Path) -> Prepared:
     """Load and scale the training photographs, and render synthetic tablets; all stay in memory.
+
+    Returns:
+        Photographed and rendered pictures, and the photographs of dev.
 
     Raises:
         ValueError: the data cannot be used, see `labelled_photographs` and `open_photographs`, or none is left.
@@ -143,7 +150,10 @@ def prepare(config: DetectConfig, root: Path) -> tuple[list[Picture], list[Pictu
         _render(seed, root, inventory if named else None, data.sign_px) for seed in range(data.synthetic_tablets)
     ]
     print(f"detect: {len(real)} photographs, {len(rendered)} rendered tablets, signs {data.sign_px:g} px")
-    return real, rendered
+    dev = labelled_photographs(root, "dev")[: data.limit or None]
+    for _ in open_photographs(dev):  # a damaged one is to fail here, not at the first validation
+        pass
+    return real, rendered, dev
 
 
 def _render(seed: int, root: Path, inventory: Inventory | None, sign_px: float) -> Picture:
@@ -183,8 +193,13 @@ def score_photographs(network: Detector, photographs: list[Photograph], config: 
     return scores | ({"map50": average_precision(with_class)["ap50"]} if named else {})
 
 
-def build(config: DetectConfig, levers: Resolved) -> tuple[DetectSystem, Stream]:
+def build(config: DetectConfig, levers: Resolved, prepared: Prepared | None = None) -> tuple[DetectSystem, Stream]:
     """Turn the config into a system and its training batches.
+
+    Args:
+        config: the stage's config.
+        levers: what became of its efficiency block.
+        prepared: what `prepare` gave, where several systems are built on the same data.
 
     Raises:
         ValueError: the tile is not a multiple of the network's stride, or the data cannot be used.
@@ -196,21 +211,10 @@ def build(config: DetectConfig, levers: Resolved) -> tuple[DetectSystem, Stream]
     inventory = read_inventory(root)
     network = build_detector(config, len(inventory))
     apply_levers(network, levers)
-    real, rendered = prepare(config, root)
+    real, rendered, dev = prepared or prepare(config, root)
     names = [c.name or c.glyph for c in inventory.classes] if config.model.classes == "inventory" else ["sign"]
     windows = Windows(real, rendered, names, config.data, config.trainer.seed)
-    dev = labelled_photographs(root, "dev")[: config.data.limit or None]
-    for _ in open_photographs(dev):  # a damaged one is to fail here, not at the first validation
-        pass
     return DetectSystem(network, dev, config, levers), windows
-
-
-def apply_levers(network: Detector, levers: Resolved) -> None:
-    """Set those levers that act on the network itself."""
-    if levers["channels_last"]:
-        network.to(memory_format=torch.channels_last)
-    if levers["compile"] != "off":
-        network.net.compile(mode=levers["compile_mode"], dynamic=False)
 
 
 def run(config: DetectConfig, folder: Path, *, resume: bool = False, overwrite: bool = False) -> dict[str, float]:

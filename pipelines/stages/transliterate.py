@@ -95,15 +95,15 @@ class TransliterateSystem(L.LightningModule):  # type: ignore[misc]
 
     def logits(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         """Return logits (B, T, 384) of a rectangle, in float32 at least."""
-        output = self.network(
+        logits_BTV: torch.Tensor = self.network(
             input_ids=batch["source_BL"],
             attention_mask=batch.get("mask_BL"),
             decoder_input_ids=batch["decoder_BT"],
             source_documents=batch.get("source_documents_BL"),
             decoder_documents=batch.get("decoder_documents_BT"),
             use_cache=False,
-        )
-        return at_least_float32(output.logits)
+        ).logits
+        return at_least_float32(logits_BTV)
 
     def on_before_optimizer_step(self, optimizer: Any) -> None:
         """Divide by the target ids of the whole step.
@@ -228,12 +228,19 @@ def collate(rows: list[list[dict[str, list[int]]]], capacity: Capacity | None = 
     }
 
 
-def prepare(data: TransliterateData, root: Path) -> tuple[list[Example], dict[str, list[LinePair]]]:
+Prepared = tuple[list[Example], dict[str, list[LinePair]]]
+
+
+def prepare(config: TransliterateConfig, root: Path) -> Prepared:
     """Read and align the training lines, and pick the dev lines that choose the checkpoint.
 
     Returns:
         Training examples, and dev lines per source (Hittite without Hurrian).
+
+    Raises:
+        ValueError: no training line is left.
     """
+    data = config.data
     examples: list[Example] = []
     dev: dict[str, list[LinePair]] = {}
     for source in data.sources:
@@ -248,6 +255,10 @@ def prepare(data: TransliterateData, root: Path) -> tuple[list[Example], dict[st
         dev_lines = [p for p in read_line_pairs(root, source, "dev") if p.language != "xhu"]
         step = max(1, -(-len(dev_lines) // data.val_lines)) if data.val_lines else 1
         dev[source] = dev_lines[::step]
+    if not examples:
+        raise ValueError(
+            f"data: no training line is left of {', '.join(data.sources)}; raise data.max_signs or data.limit"
+        )
     return examples, dev
 
 
@@ -263,16 +274,23 @@ def score_lines(network: Any, lines: list[LinePair], *, compact: bool, beams: in
     return score_text([clean(pieces) for pieces, _ in results], [p.translit for p in lines])
 
 
-def build(config: TransliterateConfig, levers: Resolved) -> tuple[TransliterateSystem, LineStream]:
-    """Turn the config into a system and its training batches."""
+def build(
+    config: TransliterateConfig, levers: Resolved, prepared: Prepared | None = None
+) -> tuple[TransliterateSystem, LineStream]:
+    """Turn the config into a system and its training batches.
+
+    Args:
+        config: the stage's config.
+        levers: what became of its efficiency block.
+        prepared: what `prepare` gave, where several systems are built on the same data.
+
+    Raises:
+        ValueError: the data (see `prepare`) or a lever cannot be used.
+    """
     model, data = config.model, config.data
     network = build_byt5(config, attention=levers["attention"])
     apply_levers(network, levers)
-    examples, dev = prepare(data, data_root())
-    if not examples:
-        raise ValueError(
-            f"data: no training line is left of {', '.join(data.sources)}; raise data.max_signs or data.limit"
-        )
+    examples, dev = prepared or prepare(config, data_root())
     network.readings = count_readings(examples)
     network.readings_weight = model.readings_weight
     device = "cpu" if config.trainer.accelerator == "cpu" or not torch.cuda.is_available() else "cuda"

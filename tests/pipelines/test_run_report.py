@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from dubsar.pipelines.run_report import draw_curves, read_curves, write_run_report
+from dubsar.pipelines.run_report import draw_curves, lever_table, read_curves, write_run_report
 
 
 def put(folder: Path) -> Path:
@@ -51,6 +51,24 @@ def test_the_page_is_self_contained_and_escaped(tmp_path: Path) -> None:
         "metrics.jsonl",
         "report.html",
     ]
+
+
+def test_what_was_seen_of_the_levers_is_shown(tmp_path: Path) -> None:
+    folder = put(tmp_path / "run")
+    rows = json.loads((folder / "levers.json").read_text())
+    assert lever_table(rows)[0] == ("lever", "class", "asked", "resolved", "why")
+    rows[0] |= {"engaged": False, "observed": "eager: <none>"}
+    rows.append(rows[0] | {"lever": "packing", "asked": "pack", "resolved": "off", "why": "no"})
+    del rows[2]["engaged"], rows[2]["observed"]
+    head, body = lever_table(rows)
+    assert head == ("lever", "class", "asked", "resolved", "engaged", "observed", "why")
+    assert body == [
+        ("attention", "A", "flash", "sdpa", "False", "eager: <none>", "no <mask>"),
+        ("packing", "A", "pack", "off", "", "", "no"),
+    ]
+    (folder / "levers.json").write_text(json.dumps(rows))
+    write_run_report(folder, {})
+    assert "<td>sdpa</td><td>False</td><td>eager: &lt;none&gt;</td>" in (folder / "report.html").read_text()
 
 
 def test_curves_are_drawn_one_beside_the_other() -> None:

@@ -119,16 +119,14 @@ def test_ranks_share_the_stream_out() -> None:
     assert (numbers(one, 3), numbers(two, 3, workers=2)) == ([0, 2, 4], [1, 3, 5])
 
 
-def test_epochs_of_a_token_budget_follow_one_another_and_differ() -> None:
-    budget = transliterate.TokenBudget([5, 7, 30, 2, 9] * 4, 30, bucket=True, seed=1)
-    first, second = budget.epoch(0), budget.epoch(1)
-    walked = [budget[n] for n in range(len(first) + len(second))]
-    assert walked == [*first, *second]
-    assert first != second
-    assert sorted(i for b in first for i in b) == list(range(20))
-    assert budget[0] == first[0]  # going back is possible
-    longest = transliterate.TokenBudget([100, 1], 30, bucket=True, seed=1)
-    assert sorted(map(tuple, longest.epoch(0))) == [(0,), (1,)]
+def tensors(batch: Any) -> list[torch.Tensor]:
+    """The tensors of a batch, or of the rectangles of one."""
+    return [t for part in (batch if isinstance(batch, list) else [batch]) for t in part.values()]
+
+
+def same(one: Any, two: Any) -> bool:
+    first, second = tensors(one), tensors(two)
+    return len(first) == len(second) and all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 @pytest.mark.data
@@ -139,13 +137,12 @@ def test_a_batch_is_a_function_of_its_number(stage: str, data_root: Path) -> Non
     _, stream = module.build(config, resolve_config(config))
     late = stream.batch(7)
     stream.batch(2)
-    again = stream.batch(7)
-    assert all(torch.equal(late[k], again[k]) for k in late)
-    assert any(late[k].shape != v.shape or not torch.equal(late[k], v) for k, v in stream.batch(8).items())
+    assert same(late, stream.batch(7))
+    assert not same(late, stream.batch(8))
     _, other = module.build(
         config.model_copy(update={"trainer": config.trainer.model_copy(update={"seed": 5})}), resolve_config(config)
     )
-    assert any(late[k].shape != v.shape or not torch.equal(late[k], v) for k, v in other.batch(7).items())
+    assert not same(late, other.batch(7))
 
 
 # --- resume
@@ -243,6 +240,79 @@ def test_checkpoints_hold_plain_data_and_the_best_weights_are_left(tmp_path: Pat
     )
 
 
+# --- levers
+
+
+@pytest.mark.data
+def test_what_the_levers_became_is_written_beside_what_was_asked(
+    tmp_path: Path, data_root: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    options = ("efficiency.precision=bf16", "efficiency.attention=sdpa", "efficiency.fused_optimizer=true")
+    options += ("efficiency.ema={decay: 0.5}", "efficiency.liger=true", "efficiency.checkpointing=full")
+    train("transliterate", tmp_path / "run", *TINY, *options, "trainer.max_steps=4")
+    rows = {row["lever"]: row for row in json.loads((tmp_path / "run" / "levers.json").read_text())}
+    seen = {name: row["engaged"] for name, row in rows.items() if "engaged" in row}
+    assert seen == dict.fromkeys(("precision", "attention", "fused_optimizer", "ema", "checkpointing"), True)
+    # the trap: T5's relative position bias needs a gradient, for which no fused kernel is built on a CPU
+    assert rows["attention"]["observed"].startswith("3 x math kernels; math is not fused")
+    assert rows["fused_optimizer"]["observed"].startswith("2 of 2 parameter groups are fused, 2 calls")
+    assert "does not act" not in capfd.readouterr().err
+    train("transliterate", tmp_path / "off", *TINY, "trainer.max_steps=2")
+    assert not any("observed" in row for row in json.loads((tmp_path / "off" / "levers.json").read_text()))
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("fused", [True, False])
+def test_the_fused_optimizer_is_looked_at_again_in_a_resumed_run(
+    fused: bool, tmp_path: Path, data_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = (*TINY, "efficiency.fused_optimizer=true")
+    train("transliterate", tmp_path / "run", *options, "trainer.max_steps=2")
+    if not fused:  # as PyTorch has it by itself: a checkpoint without the flag takes it away
+        monkeypatch.setattr(torch.optim.AdamW, "register_load_state_dict_pre_hook", lambda *_: None)
+        path = tmp_path / "run" / "checkpoints" / "last.ckpt"
+        saved = torch.load(path, weights_only=True)
+        for group in saved["optimizer_states"][0]["param_groups"]:
+            group["fused"] = False
+        torch.save(saved, path)
+    train("transliterate", tmp_path / "run", *options, "trainer.max_steps=5", resume=True)
+    rows = {row["lever"]: row for row in json.loads((tmp_path / "run" / "levers.json").read_text())}
+    assert rows["fused_optimizer"]["engaged"] is fused
+    count = 2 if fused else 0
+    what = f"{count} of 2 parameter groups are fused, {count} calls of the fused kernel in a step"
+    assert rows["fused_optimizer"]["observed"] == what
+
+
+@pytest.mark.data
+def test_strict_refuses_a_lever_that_turns_out_to_do_nothing(
+    tmp_path: Path, data_root: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    real = transliterate.TransliterateSystem.configure_optimizers
+
+    def ignores(self: Any) -> Any:
+        made = real(self)
+        for group in made["optimizer"].param_groups:
+            group["fused"] = False
+        return made
+
+    monkeypatch.setattr(transliterate.TransliterateSystem, "configure_optimizers", ignores)
+    arguments = [
+        "train",
+        "transliterate",
+        "--config",
+        str(DEBUG / "transliterate.yaml"),
+        "--run",
+        str(tmp_path / "run"),
+    ]
+    options = [*TINY, "trainer.max_steps=9", "efficiency.fused_optimizer=true", "efficiency.strict=true"]
+    monkeypatch.setattr("sys.argv", ["dubsar", *arguments, *options])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert stop.value.code == 2
+    message = "dubsar: efficiency.fused_optimizer: True does not act: 0 of 2 parameter groups are fused, 0 calls"
+    assert message in capfd.readouterr().err
+
+
 # --- gradient accumulation
 
 
@@ -252,28 +322,24 @@ def test_accumulation_equals_the_large_batch_when_token_counts_differ(tmp_path: 
     levers = resolve_config(config)
     seed_everything(config.trainer)
     system, _ = transliterate.build(config, levers)
-    short = transliterate.collate([{"source": [262, 70, 1], "target": [262, 70, 1]}])
-    long = transliterate.collate(
-        [{"source": [262, 70, 71, 263, 72, 1], "target": [262, 70, 263, 71, 72, 73, 74, 1]}] * 3
-    )
-    rows = [{"source": [262, 70, 1], "target": [262, 70, 1]}]
-    rows += [{"source": [262, 70, 71, 263, 72, 1], "target": [262, 70, 263, 71, 72, 73, 74, 1]}] * 3
+    rows = [[{"source": [262, 70, 1], "target": [262, 70, 1]}]]
+    rows += [[{"source": [262, 70, 71, 263, 72, 1], "target": [262, 70, 263, 71, 72, 73, 74, 1]}]] * 3
+    short, long = transliterate.collate(rows[:1]), transliterate.collate(rows[1:])
     start = {k: v.clone() for k, v in system.state_dict().items()}
-    wanted = _gradients_of_one_step(system, [transliterate.collate(rows)], tmp_path / "a")
+    wanted = _gradients_of_one_step(system, [[transliterate.collate(rows)]], tmp_path / "a")
     system.load_state_dict(start)
-    found = _gradients_of_one_step(system, [short, long], tmp_path / "b")
+    found = _gradients_of_one_step(system, [[short], [long]], tmp_path / "b")
     assert len(wanted) > 10
+    assert all(torch.allclose(found[k], wanted[k], rtol=1e-4, atol=1e-6) for k in wanted)
+    system.load_state_dict(start)
+    found = _gradients_of_one_step(system, [[short, long]], tmp_path / "c")  # two rectangles of one batch
     assert all(torch.allclose(found[k], wanted[k], rtol=1e-4, atol=1e-6) for k in wanted)
     # negative control: the mean of means is something else
     means = []
     for part in (short, long):
         system.zero_grad()
-        logits = system.network(
-            input_ids=part["source_BL"], attention_mask=part["mask_BL"], decoder_input_ids=part["decoder_BT"]
-        ).logits
-        torch.nn.functional.cross_entropy(
-            logits.flatten(0, 1), part["target_BT"].flatten(), ignore_index=-100
-        ).backward()
+        loss, ids = system.summed_loss(part)
+        (loss / ids).backward()
         means.append({k: p.grad.clone() for k, p in system.named_parameters() if p.grad is not None})
     assert not all(torch.allclose((means[0][k] + means[1][k]) / 2, wanted[k], rtol=1e-2, atol=1e-6) for k in wanted)
 

@@ -1,7 +1,10 @@
 """The statistics of parity, by simulation: what they promise is kept at three, five and eight seeds."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from scipy.stats import t
 
 from dubsar.pipelines.parity.statistics import (
     Counts,
@@ -14,7 +17,9 @@ from dubsar.pipelines.parity.statistics import (
     margin_supported,
     p_value,
     power,
+    power_at,
     seeds_needed,
+    seeds_to_settle,
     tablet_error,
     worst,
 )
@@ -53,12 +58,34 @@ def test_no_verdict_errs_more_often_than_it_may(seeds: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("seeds", [3, 5, 8])
 @pytest.mark.parametrize("world", WORLDS)
-def test_the_interval_covers_the_truth(world: tuple[float, float, float]) -> None:
-    rng = np.random.default_rng([int(10 * w) for w in world])
-    runs = [two_arms(3, world, 0.4, rng) for _ in range(TRIALS)]
-    noise = 3 * np.sqrt(0.1 * 0.9 / TRIALS)  # of the simulation itself
+def test_the_interval_covers_the_truth(world: tuple[float, float, float], seeds: int) -> None:
+    rng = np.random.default_rng([int(10 * w) for w in world] + [seeds])
+    runs = [two_arms(seeds, world, 0.4, rng) for _ in range(TRIALS // 2)]
+    noise = 3 * np.sqrt(0.1 * 0.9 / len(runs))  # of the simulation itself
     assert np.mean([r.low <= 0.4 <= r.high for r in runs]) > 0.9 - noise
+
+
+def test_to_forget_that_signs_share_a_tablet_would_pass_too_much() -> None:
+    """The control of the simulation above: with the spread of seeds alone the error is far over what is allowed."""
+    rng = np.random.default_rng(2)
+    runs = [two_arms(5, (0.1, 4.0, 1.0), -MARGIN, rng) for _ in range(TRIALS // 2)]
+    seeds_only = [r.mean - t.ppf(0.95, r.seeds - 1) * r.se_seeds > -MARGIN for r in runs]
+    assert np.mean(seeds_only) > 0.2
+    assert np.mean([judge(r, MARGIN).proves_parity for r in runs]) < 0.07
+
+
+def test_no_metric_of_many_passes_wrongly_more_often_than_one_may() -> None:
+    rng = np.random.default_rng(3)
+    names, margins = "abcd", dict.fromkeys("abcd", MARGIN)
+    wrong, uncorrected = [], []
+    for _ in range(TRIALS // 2):
+        intervals = {n: two_arms(5, WORLDS[0], -MARGIN, rng) for n in names}
+        wrong.append(any(v.proves_parity for v in judge_all(intervals, margins).values()))
+        uncorrected.append(any(judge(i, MARGIN).proves_parity for i in intervals.values()))
+    assert np.mean(wrong) < 0.07
+    assert np.mean(uncorrected) > 0.1, "without Holm it would be four chances"
 
 
 def test_a_clear_case_is_decided() -> None:
@@ -114,6 +141,34 @@ def test_the_margin_that_data_support_is_proved_by_them_four_times_of_five() -> 
     passed = [judge(two_arms(5, (0.5, 1.0, 1.0), 0.0, rng), float(margin)).proves_parity for _ in range(200)]
     assert margin_supported(first) > 0
     assert 0.7 < np.mean(passed) < 0.9
+
+
+@pytest.mark.parametrize("world", [(0.5, 0.0, 0.5), (0.4, 2.0, 0.5)])
+def test_power_is_how_often_equal_arms_pass(world: tuple[float, float, float]) -> None:
+    rng = np.random.default_rng(4)
+    runs = [two_arms(5, world, 0.0, rng) for _ in range(TRIALS // 2)]
+    passed = np.mean([judge(r, MARGIN).proves_parity for r in runs])
+    typical = replace(
+        runs[0],
+        se_seeds=float(np.sqrt(np.mean([r.se_seeds**2 for r in runs]))),
+        se_tablets=float(np.sqrt(np.mean([r.se_tablets**2 for r in runs]))),
+        degrees=float(np.median([r.degrees for r in runs])),
+    )
+    assert 0.3 < passed < 0.98
+    assert power_at(typical, MARGIN) == pytest.approx(passed, abs=0.08)
+
+
+def test_seeds_help_only_as_far_as_the_tablets_go() -> None:
+    by_seeds = Interval(0.0, -1.0, 1.0, 0.8 / 3**0.5, 0.0, 2.0, 0.5, True, 3)
+    assert seeds_to_settle(by_seeds, MARGIN) == seeds_needed(0.8) == 6
+    assert power_at(by_seeds, MARGIN, 6) == pytest.approx(power(6, 0.8))
+    with_tablets = replace(by_seeds, se_tablets=0.3)
+    more = seeds_to_settle(with_tablets, MARGIN)
+    assert more is not None
+    assert more > 6
+    assert power_at(with_tablets, MARGIN, more) >= 0.8 > power_at(with_tablets, MARGIN, more - 1)
+    assert seeds_to_settle(replace(by_seeds, se_tablets=0.5), MARGIN) is None
+    assert seeds_to_settle(replace(by_seeds, se_seeds=0.0), MARGIN) == 3
 
 
 def test_many_metrics_make_each_harder_to_pass() -> None:

@@ -1,0 +1,110 @@
+"""The trainings of a comparison: one run folder each, finished ones are not run again, broken ones go on.
+
+An arm is trained to the end of its schedule without validation, and its last weights (or their average) are scored:
+choosing the best of several checkpoints on the set that judges would favour the arm that varies more.
+"""
+
+import hashlib
+import itertools
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from dubsar.configs.schema import StageConfig
+from dubsar.models.adapters import merge_adapters
+from dubsar.pipelines.callbacks import read_metrics, write_json
+from dubsar.pipelines.launch import stage_module
+from dubsar.pipelines.levers.resolve import resolve_config
+from dubsar.pipelines.parity.result import Curve
+from dubsar.pipelines.parity.tallies import TALLIES, Tally
+from dubsar.pipelines.training import RunFolder, build_trainer, commit, fit, hardware, open_run, seed_everything
+
+NEVER = 10**9
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One training: its curve, and what it scored item by item (None where it was not scored)."""
+
+    curve: Curve
+    tally: Tally | None
+
+
+def config_hash(config: StageConfig) -> str:
+    """Return the hash of a config, 12 hexadecimal digits."""
+    return hashlib.sha256(json.dumps(config.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()[:12]
+
+
+def with_settings(config: StageConfig, **trainer: Any) -> StageConfig:
+    """Return a config with other settings of its trainer."""
+    return config.model_copy(update={"trainer": config.trainer.model_copy(update=trainer)})
+
+
+def train_arm(
+    config: StageConfig,
+    name: str,
+    folder: Path,
+    *,
+    prepared: Any = None,
+    score: bool = True,
+    change: Callable[[Any], None] | None = None,
+) -> Arm:
+    """Train and score one arm, or read back what it has scored.
+
+    Args:
+        config: of the arm, with its seed.
+        name: ``reference``, ``candidate``, or what else the arm is called.
+        folder: below which its run folder is made, named by arm, seed and config.
+        prepared: the data, from the stage's `prepare`; read here where None.
+        score: count the dev set when it is trained.
+        change: what to do to the system before it is trained.
+    """
+    config = with_settings(config, val_every_steps=NEVER, log_every_steps=1)
+    run = RunFolder(folder / f"{name}-seed{config.trainer.seed}-{config_hash(config)}")
+    done = run.path / "arm.json"
+    if done.exists():
+        stored = json.loads(done.read_bytes())
+        return Arm(Curve(**stored["curve"]), Tally.from_dict(stored["tally"]) if stored["tally"] else None)
+    resume = run.last.exists()
+    print(f"{name}, seed {config.trainer.seed}: {'goes on' if resume else 'starts'}", flush=True)
+    system, stream = _train(config, run, prepared, change, resume=resume)
+    merge_adapters(system.network)
+    tally = TALLIES[config.stage](system, stream) if score else None
+    curve = _curve(name, config, run, tally.percent if tally else {})
+    write_json(done, {"curve": asdict(curve), "tally": tally.to_dict() if tally else None})
+    run.last.unlink(missing_ok=True)  # what an arm leaves is its scores; its weights are no use to anyone
+    return Arm(curve, tally)
+
+
+def _train(
+    config: StageConfig, run: RunFolder, prepared: Any, change: Callable[[Any], None] | None, *, resume: bool
+) -> tuple[Any, Any]:
+    seed_everything(config.trainer)
+    levers = resolve_config(config)
+    system, stream = stage_module(config.stage).build(config, levers, prepared)
+    if change:
+        change(system)
+    trainer = build_trainer(config, run, levers, monitor="train/loss", mode="min")
+    open_run(run.path, config, levers, resume=resume, overwrite=not resume and run.path.exists())
+    fit(trainer, system, stream, run, resume=resume)
+    return system, stream
+
+
+def _curve(name: str, config: StageConfig, run: RunFolder, scores: dict[str, float]) -> Curve:
+    rows = [row for row in read_metrics(run.path / "metrics.jsonl") if "train/loss" in row]
+    # a run that was broken off starts its clock anew
+    passed = [b["seconds"] - a["seconds"] for a, b in itertools.pairwise(rows)]
+    seconds = sum(s for s in passed if s >= 0)
+    rate = len([s for s in passed if s >= 0]) / seconds if seconds else float("nan")
+    return Curve(
+        arm=name,
+        seed=config.trainer.seed,
+        steps=[row["step"] for row in rows],
+        losses=[row["train/loss"] for row in rows],
+        steps_per_second=rate,
+        scores=scores,
+        commit=commit(),
+        hardware=hardware(),
+    )
