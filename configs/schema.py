@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from dubsar.configs.base import Block
-from dubsar.configs.blocks import Count, Efficiency, Fraction, Natural, Optim, Positive, Trainer
+from dubsar.configs.blocks import Count, Efficiency, Fraction, Natural, Optim, Positive, Trainer, usable_for_byt5
 
 Name = Annotated[str, Field(pattern=r"^\w[\w.-]*$")]  # of a run: a folder is called so
 Device = Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:[0-9]+)?)$")]  # auto: the first GPU, or the CPU without one
@@ -129,6 +129,8 @@ class TransliterateConfig(Block):
     optim: Optim
     trainer: Trainer
     efficiency: Efficiency = Efficiency()
+
+    _usable = field_validator("efficiency")(usable_for_byt5)
 
 
 class ReadConfig(Block):

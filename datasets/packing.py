@@ -40,8 +40,32 @@ Lengths = npt.NDArray[np.int64]
 
 MULTIPLE = 64  # of a capacity
 WINDOW = 4096  # lines that are packed together
-WORTH_PACKING = 1.1  # bound against buckets above which `auto` packs, where a kernel skips what is masked
-CALL_IDS = {"cpu": 48, "cuda": 2048}  # a further call of the network costs about as much as so many ids
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What a training step of a ByT5 costs on a device, in ids computed.
+
+    Attributes:
+        call: a further call of the network.
+        pairs_per_id: pairs of query and key whose attention costs as much as one id.
+        skips: whether attention skips pairs that a document mask hides.
+        worth_packing: how much cheaper packed rows have to be than buckets before ``auto`` packs.
+    """
+
+    call: float
+    pairs_per_id: float
+    skips: bool
+    worth_packing: float = 1.0
+
+
+COSTS = {
+    # fitted to steps of the shipped transliterator (d_model 256, 4 + 2 layers) on one CPU core: 170 and 1,400 in fp32
+    # with eager attention, 490 and 1,140 in bf16 with sdpa
+    "cpu": Costs(300, 1200, skips=False),
+    # not measured: a step there is bound by launches where it is small, and FlexAttention skips what is masked
+    "cuda": Costs(2048, 20_000, skips=True, worth_packing=1.1),
+}
 
 
 @dataclass(frozen=True)
@@ -154,11 +178,11 @@ def lay_out(lengths_N2: Lengths, packs: Rows, layout: Layout, device: str = "cpu
     if layout == "pack":
         return [packs]
     lines = [[index] for row in packs for index in row]
-    return [lines] if layout == "off" else _buckets(lengths_N2, CALL_IDS.get(device, CALL_IDS["cuda"]))
+    return [lines] if layout == "off" else _buckets(lengths_N2, COSTS.get(device, COSTS["cuda"]))
 
 
-def _buckets(lengths_N2: Lengths, call_ids: int) -> list[Rows]:
-    """Cut lines, sorted by length, where the padded ids and the calls together cost least (dynamic programming)."""
+def _buckets(lengths_N2: Lengths, costs: Costs) -> list[Rows]:
+    """Cut lines, sorted by length, where ids, attention and calls together cost least (dynamic programming)."""
     order = np.argsort(lengths_N2.sum(1), kind="stable")
     sorted_N2 = lengths_N2[order]
     count = len(order)
@@ -166,7 +190,8 @@ def _buckets(lengths_N2: Lengths, call_ids: int) -> list[Rows]:
     for end in range(1, count + 1):
         # for every start, the longest source and target among start … end - 1
         longest_S2 = np.maximum.accumulate(sorted_N2[:end][::-1], axis=0)[::-1]
-        costs_S = cost[:end] + longest_S2.sum(1) * np.arange(end, 0, -1) + call_ids
+        row_S = longest_S2.sum(1) + _pairs(longest_S2) / costs.pairs_per_id
+        costs_S = cost[:end] + row_S * np.arange(end, 0, -1) + costs.call
         cut[end] = int(costs_S.argmin())
         cost[end] = costs_S[cut[end]]
     rectangles: list[Rows] = []
@@ -175,6 +200,24 @@ def _buckets(lengths_N2: Lengths, call_ids: int) -> list[Rows]:
         rectangles.append([[int(i)] for i in order[cut[end] : end]])
         end = int(cut[end])
     return rectangles
+
+
+def _pairs(lengths_N2: Lengths) -> npt.NDArray[np.float64]:
+    """Return the pairs (N,) that attention in encoder and decoder and from decoder to encoder computes."""
+    source_N, target_N = lengths_N2.T.astype(float)
+    return np.asarray(source_N**2 + target_N**2 + source_N * target_N)
+
+
+def cost(lengths_N2: Lengths, rectangles: list[Rows], costs: Costs, capacity: Capacity | None = None) -> float:
+    """Return what rectangles cost, in ids computed; rows have the given capacity, or their rectangle's longest."""
+    total = 0.0
+    for rows in rectangles:
+        widths_R2 = np.array([lengths_N2[row].sum(0) for row in rows])
+        row_12 = np.array([[capacity.source, capacity.target]]) if capacity else widths_R2.max(0, keepdims=True)
+        kept = capacity is not None and costs.skips
+        pairs = _pairs(lengths_N2[[i for row in rows for i in row]]).sum() if kept else len(rows) * _pairs(row_12)[0]
+        total += costs.call + len(rows) * float(row_12.sum()) + float(pairs) / costs.pairs_per_id
+    return total
 
 
 def padded_ids(lengths_N2: Lengths, rectangles: list[Rows], capacity: Capacity | None = None) -> int:
@@ -200,6 +243,7 @@ class PackingStatistics:
         mean_over_max: mean length over the longest, 1 where all are equal.
         against_longest_of_all, against_longest, against_buckets: bounds against lines padded to the longest of all,
             to the longest of their step, and in buckets of like length.
+        cheaper_than_buckets: what buckets cost over what packed rows cost, by the device's `Costs`.
     """
 
     capacity: Capacity
@@ -210,25 +254,29 @@ class PackingStatistics:
     against_longest_of_all: float
     against_longest: float
     against_buckets: float
+    cheaper_than_buckets: float
 
     @classmethod
     def of(cls, steps: PackedSteps, device: str = "cpu", count: int = 32) -> "PackingStatistics":
         """Count over the first ``count`` steps."""
-        lengths_N2 = steps.lengths_N2
+        lengths_N2, costs = steps.lengths_N2, COSTS.get(device, COSTS["cuda"])
         longest = int(lengths_N2.max(0).sum())
-        real = packed = lines = of_all = of_step = buckets = 0
+        lines = real = packed = of_all = of_step = of_buckets = 0
+        cost_of_packs = cost_of_buckets = 0.0
         for number in range(count):
-            packs = steps[number]
-            own_L2, own_packs = own_lengths(lengths_N2, packs)
+            own_L2, packs = own_lengths(lengths_N2, steps[number])
+            buckets = lay_out(own_L2, packs, "bucket", device)
             lines += len(own_L2)
             real += int(own_L2.sum())
             packed += len(packs) * steps.capacity.ids
             of_all += len(own_L2) * longest
-            of_step += padded_ids(own_L2, lay_out(own_L2, own_packs, "off"))
-            buckets += padded_ids(own_L2, lay_out(own_L2, own_packs, "bucket", device))
+            of_step += padded_ids(own_L2, lay_out(own_L2, packs, "off"))
+            of_buckets += padded_ids(own_L2, buckets)
+            cost_of_packs += cost(own_L2, [packs], costs, steps.capacity)
+            cost_of_buckets += cost(own_L2, buckets, costs)
         mean = float(lengths_N2.sum(1).mean()) / int(lengths_N2.sum(1).max())
-        bounds = (of_all / packed, of_step / packed, buckets / packed)
-        return cls(steps.capacity, steps.rows, lines / count, real / packed, mean, *bounds)
+        ratios = (of_all / packed, of_step / packed, of_buckets / packed, cost_of_buckets / cost_of_packs)
+        return cls(steps.capacity, steps.rows, lines / count, real / packed, mean, *ratios)
 
     def __str__(self) -> str:
         return (
@@ -247,19 +295,16 @@ def own_lengths(lengths_N2: Lengths, packs: Rows) -> tuple[Lengths, Rows]:
 
 
 def choose_layout(asked: Layout | Literal["auto"], statistics: PackingStatistics, device: str) -> tuple[Layout, str]:
-    """Decide what ``auto`` becomes, and why.
+    """Decide what ``auto`` becomes, and why: packed rows where they are so much cheaper than buckets that it pays.
 
-    On a CPU attention computes what the mask hides, so that packed rows lose to buckets even where they hold less
-    padding.
+    Fewer padded ids alone do not tell: a dense mask makes attention compute what it hides, and every bucket is a
+    further call of the network.
     """
     if asked != "auto":
         return asked, ""
-    bound = statistics.against_buckets
-    if device == "cpu":
-        return "bucket", "auto: on a CPU attention computes what a document mask hides, buckets do not"
-    if bound > WORTH_PACKING:
-        return "pack", f"auto: packed rows hold {bound:.2f} x fewer ids than buckets"
-    return "bucket", f"auto: packing could be {bound:.2f} x faster than buckets at most, which does not pay"
+    gain, least = statistics.cheaper_than_buckets, COSTS.get(device, COSTS["cuda"]).worth_packing
+    layout: Layout = "pack" if gain > least else "bucket"
+    return layout, f"auto: packed rows should be {gain:.2f} x as fast as buckets here, {least:.2f} is asked for"
 
 
 def as_lengths(pairs: Sequence[tuple[int, int]]) -> Lengths:

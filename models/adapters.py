@@ -5,7 +5,7 @@ bfloat16 is off by half a percent; what is written has the names that the networ
 without peft.
 
 timm's attention layers with a bias for queries and values alone (`*_dinov3_qkvb`, BEiT, Swin v2) multiply with the
-weight of ``qkv`` and never call the layer, so that an adapter on it would get no gradient and its merge would change the
+weight of ``qkv`` and never call the layer: an adapter on it would get no gradient, and its merge would change the
 output. They have a switch to call it and add the bias after, which is the same sum.
 """
 
@@ -41,7 +41,7 @@ def add_adapters(
 
     for module in network.modules():
         if getattr(module, "q_bias", None) is not None and hasattr(module, "qkv_bias_separate"):
-            module.qkv_bias_separate = True
+            setattr(module, "qkv_bias_separate", True)  # noqa: B010  mypy takes attributes of a module for tensors
     config = LoraConfig(
         r=settings["rank"],
         lora_alpha=settings["alpha"],

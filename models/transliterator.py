@@ -319,7 +319,8 @@ def transliterate(
         if model.readings is not None and model.readings_weight:
             tries = [model.readings.tries(*lines[i], offset=BYTE_OFFSET, boundary=BOUNDARY) for i in rows]
             order_of_signs.insert(0, KnownReadings(tries, beams, model.readings_weight))
-        output = _generate(model, source_BL, mask_BL, order_of_signs, counts=counts, beams=beams)
+        with torch.autocast(model.device.type, enabled=False):  # a training validates under its own precision
+            output = _generate(model, source_BL, mask_BL, order_of_signs, counts=counts, beams=beams)
         for row, i in enumerate(rows):
             pieces = decode_pieces(output["ids"][row])
             results[i] = (pieces + [""] * (counts[row] - len(pieces)), output["scores"][row])

@@ -1,7 +1,8 @@
 """The ``dubsar`` command. Commands only: bodies live below, and nothing heavy is imported before a command needs it.
 
-Exit status: 0 done; 1 some inputs failed; 2 wrong use or bad input; 3 all inputs failed; 4 nothing could be written
-(disk full); 5 the training diverged.
+Exit status: 0 done; 1 some inputs failed, or a benchmark misses what is required; 2 wrong use or bad input; 3 all
+inputs failed; 4 nothing could be written (disk full); 5 the training diverged. Of `parity`: 0 only where parity is
+proved; 10 inconclusive, 11 inferior, 12 a lever did nothing, 13 this machine does not repeat itself.
 """
 
 import errno
@@ -14,6 +15,10 @@ from typing import Annotated, Any
 
 import typer
 
+from dubsar.pipelines.cli_options import Overrides, Stage, stage_config
+from dubsar.pipelines.cli_proof import bench, parity
+
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else PyTorch's profiler writes to the terminal
 SOME_FAILED, WRONG_USE, ALL_FAILED, NOT_WRITTEN, DIVERGED = 1, 2, 3, 4, 5
 
 app = typer.Typer(
@@ -25,14 +30,8 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Look after data sets.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
-
-
-class Stage(StrEnum):
-    """Trainable stages."""
-
-    classify = "classify"
-    detect = "detect"
-    transliterate = "transliterate"
+app.command()(parity)
+app.command()(bench)
 
 
 class Exported(StrEnum):
@@ -58,7 +57,6 @@ class Split(StrEnum):
     test = "test"
 
 
-Overrides = Annotated[list[str] | None, typer.Argument(help="Overrides such as `optim.lr=3e-4`.", show_default=False)]
 Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N; auto is the GPU where there is one.")]
 
 
@@ -116,7 +114,7 @@ def train(  # noqa: PLR0917 - typer passes all by name
 
         dubsar train detect trainer.max_steps=3000 --dry-run
     """
-    resolved = _stage_config(stage.value, config, overrides)
+    resolved = stage_config(stage.value, config, overrides)
     from dubsar.pipelines.launch import describe, launch
 
     if dry_run:
@@ -193,7 +191,7 @@ def show_config(
     """
     from dubsar.configs.base import dump
 
-    resolved = _read_config(None, overrides or []) if stage == "read" else _stage_config(stage, None, overrides)
+    resolved = _read_config(None, overrides or []) if stage == "read" else stage_config(stage, None, overrides)
     typer.echo(dump(resolved), nl=False)
 
 
@@ -277,15 +275,6 @@ def data_list() -> None:
     from dubsar.pipelines.data_report import list_sources
 
     list_sources()
-
-
-def _stage_config(stage: str, path: Path | None, overrides: list[str] | None) -> Any:
-    from dubsar.configs.base import ConfigError, load
-    from dubsar.configs.schema import STAGES, shipped_config
-
-    if stage not in STAGES:
-        raise ConfigError(f"stage is {stage!r}, expected one of {', '.join([*STAGES, 'read'])}")
-    return load(path or shipped_config(stage), STAGES[stage], tuple(overrides or ()))
 
 
 def _read_config(path: Path | None, overrides: list[str]) -> Any:

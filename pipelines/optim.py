@@ -31,7 +31,8 @@ def build_optimizer(
         {"params": [p for p in trained if p.ndim > 1], "weight_decay": optim.weight_decay},
         {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
     ]
-    optimizer = torch.optim.AdamW(groups, lr=optim.lr, betas=optim.betas, fused=fused)
+    # None, not False, which would also forbid PyTorch's own default for a GPU (foreach) and flatter the fused kernel
+    optimizer = torch.optim.AdamW(groups, lr=optim.lr, betas=optim.betas, fused=fused or None)
     optimizer.register_load_state_dict_pre_hook(_keep_implementation)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, rate_factor(optim, max_steps, swa))
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}

@@ -32,6 +32,10 @@ class Stream(IterableDataset[Batch]):
     def batch(self, number: int) -> Batch:
         """Return batch ``number``; the same for the same number, whatever was drawn before."""
 
+    @abstractmethod
+    def epoch_batches(self) -> int:
+        """Return how many batches make an epoch, at least 1."""
+
     def counts(self) -> dict[str, int]:
         """Count what the training set holds, such as its crops of each class; nothing to count where empty."""
         return {}

@@ -6,11 +6,11 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch._dynamo.utils
 
 from dubsar.pipelines.bench.measure import Arm, Effort, Measured, compare, interleave, seconds_per_unit, timings
 from dubsar.pipelines.bench.result import seconds
 from dubsar.pipelines.bench.stage import PlainLoop, build_small, small_config
+from dubsar.pipelines.levers.compiling import CompileMeter
 
 EAGER, COMPILED = "eager", "compiled"
 HOW = {"classify": "full", "detect": "full", "transliterate": "per_block"}
@@ -23,21 +23,21 @@ def bench_compile(effort: Effort) -> list[Measured]:
 
 def compare_compiled(name: str, effort: Effort) -> list[Measured]:
     """Compare a stage's network as it is with the compiled one, both with all other levers of its config."""
-    loops, counters = {}, torch._dynamo.utils.counters
+    loops = {}
     for arm, how in ((EAGER, "off"), (COMPILED, HOW[name])):
         small = build_small(small_config(name, effort, f"efficiency.compile={how}"))
         loops[arm], batch = PlainLoop(small), small.stream.batch(0)
     torch.compiler.reset()
-    counters.clear()
+    meter = CompileMeter()
     steps = {arm: partial(loop.step, batch) for arm, loop in loops.items()}
     training = _measure(f"{name}, training", "step", steps, effort)
     for loop in loops.values():
         loop.system.eval()
     passes = {arm: partial(_forward, loop, batch) for arm, loop in loops.items()}
     forward = _measure(f"{name}, forward", "pass", passes, effort)
-    graphs, breaks = counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
-    note = f"{graphs} graphs, {breaks} graph breaks"
-    if not graphs:
+    costs = meter.read()
+    note = f"{costs.graphs} graphs, {costs.breaks} graph breaks, {costs.recompiles} compiled again, of both together"
+    if not costs.graphs:
         raise RuntimeError(f"{name}: nothing was compiled, so there is nothing to compare")
     return [training, replace(forward, notes=(*forward.notes, note))]
 

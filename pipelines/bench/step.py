@@ -35,6 +35,10 @@ class Alternating(Stream):
         """Return the batch."""
         return self.only
 
+    def epoch_batches(self) -> int:
+        """Return that one batch is all."""
+        return 1
+
     def __iter__(self) -> Iterator[Any]:
         """Yield the batch without end."""
         for number in itertools.count():

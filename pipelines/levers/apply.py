@@ -111,9 +111,9 @@ def checkpoint_blocks(network: Network, *, selective: bool) -> None:
         network.decoder.config.use_cache = False  # a block that runs twice would fill it twice; decoding asks for it
     for block in _blocks(network, "checkpointing"):
         for module in block.modules():
-            if selective and getattr(module, "inplace", False):  # it would overwrite what is kept
-                module.inplace = False
-        norms = [m for m in block.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+            if selective and getattr(module, "inplace", False):
+                setattr(module, "inplace", False)  # noqa: B010  it would overwrite what is kept
+        norms: list[Any] = [m for m in block.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
         # a partial, not a closure: a copied network then calls its own block
         block.forward = functools.partial(_forward, block.forward, norms, selective)
 
@@ -125,7 +125,7 @@ def _blocks(network: Network, lever: str) -> list[nn.Module]:
     return blocks
 
 
-def _forward(forward: Any, norms: list[nn.Module], selective: bool, *args: Any, **kwargs: Any) -> Any:
+def _forward(forward: Any, norms: list[Any], selective: bool, *args: Any, **kwargs: Any) -> Any:
     """Call a block's own forward, checkpointed where a backward pass can follow."""
     if not torch.is_grad_enabled():
         return forward(*args, **kwargs)
@@ -155,7 +155,7 @@ def _without_statistics(context: AbstractContextManager[Any], norms: list[Any]) 
 
 
 def _selective_contexts() -> Any:
-    return create_selective_checkpoint_contexts(_policy)
+    return create_selective_checkpoint_contexts(_policy)  # type: ignore[no-untyped-call]
 
 
 def _policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

@@ -31,26 +31,20 @@ class CompileMeter:
     """Counts what is compiled from its making on."""
 
     def __init__(self) -> None:
-        self._since, self._breaks, self._tuned = time.time() * 1e6, _graph_breaks(), _tuned_kernels()
+        self._since, self._before = time.time() * 1e6, _counted()
 
     def read(self) -> CompileCosts:
-        """Return the costs so far; of the last 64 compilations, which is as many as PyTorch remembers."""
+        """Return the costs so far; PyTorch remembers seconds and recompilations of the last 64 compilations."""
         new = [m for m in get_compilation_metrics() if (m.start_time_us or 0) >= self._since]
-        return CompileCosts(
-            graphs=sum(bool(m.is_forward) and bool(m.graph_op_count) for m in new),
-            breaks=_graph_breaks() - self._breaks,
-            recompiles=sum(bool(m.recompile_reason) for m in new),
-            seconds=sum((m.duration_us or 0) for m in new) / 1e6,
-            tuned=_tuned_kernels() - self._tuned,
-        )
+        graphs, breaks, tuned = (now - before for now, before in zip(_counted(), self._before, strict=True))
+        recompiles = sum(bool(m.recompile_reason) for m in new)
+        return CompileCosts(graphs, breaks, recompiles, sum(m.duration_us or 0 for m in new) / 1e6, tuned)
 
 
-def _graph_breaks() -> int:
-    return sum(counters["graph_break"].values())
-
-
-def _tuned_kernels() -> int:
-    return int(counters["inductor"]["select_algorithm_autotune"])
+def _counted() -> tuple[int, int, int]:
+    """Return the graphs, graph breaks and tuned kernels of this process so far."""
+    graphs, tuned = counters["stats"]["unique_graphs"], counters["inductor"]["select_algorithm_autotune"]
+    return int(graphs), sum(counters["graph_break"].values()), int(tuned)
 
 
 @dataclass(frozen=True)

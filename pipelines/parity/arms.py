@@ -1,16 +1,19 @@
 """The trainings of a comparison: one run folder each, finished ones are not run again, broken ones go on.
 
-An arm is trained to the end of its schedule without validation, and its last weights (or their average) are scored:
+An arm is trained to the end of its schedule, and its last weights (or their average) are scored:
 choosing the best of several checkpoints on the set that judges would favour the arm that varies more.
 """
 
 import hashlib
 import itertools
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from dubsar.configs.schema import StageConfig
 from dubsar.models.adapters import merge_adapters
@@ -26,10 +29,17 @@ NEVER = 10**9
 
 @dataclass(frozen=True)
 class Arm:
-    """One training: its curve, and what it scored item by item (None where it was not scored)."""
+    """One training.
+
+    Attributes:
+        curve: its losses, speed and scores.
+        tally: what it scored item by item; None where it was not scored.
+        validations: what the stage's own validations gave on the way, if there were any.
+    """
 
     curve: Curve
     tally: Tally | None
+    validations: list[dict[str, float]]
 
 
 def config_hash(config: StageConfig) -> str:
@@ -61,21 +71,24 @@ def train_arm(
         score: count the dev set when it is trained.
         change: what to do to the system before it is trained.
     """
-    config = with_settings(config, val_every_steps=NEVER, log_every_steps=1)
+    config = with_settings(config, log_every_steps=1)
     run = RunFolder(folder / f"{name}-seed{config.trainer.seed}-{config_hash(config)}")
     done = run.path / "arm.json"
     if done.exists():
         stored = json.loads(done.read_bytes())
-        return Arm(Curve(**stored["curve"]), Tally.from_dict(stored["tally"]) if stored["tally"] else None)
+        tally = Tally.from_dict(stored["tally"]) if stored["tally"] else None
+        return Arm(Curve(**stored["curve"]), tally, stored.get("validations", []))
     resume = run.last.exists()
     print(f"{name}, seed {config.trainer.seed}: {'goes on' if resume else 'starts'}", flush=True)
     system, stream = _train(config, run, prepared, change, resume=resume)
     merge_adapters(system.network)
     tally = TALLIES[config.stage](system, stream) if score else None
     curve = _curve(name, config, run, tally.percent if tally else {})
-    write_json(done, {"curve": asdict(curve), "tally": tally.to_dict() if tally else None})
-    run.last.unlink(missing_ok=True)  # what an arm leaves is its scores; its weights are no use to anyone
-    return Arm(curve, tally)
+    rows = [row for row in read_metrics(run.path / "metrics.jsonl") if "train/loss" not in row]
+    stored = {"curve": asdict(curve), "tally": tally.to_dict() if tally else None, "validations": rows}
+    write_json(done, stored)
+    shutil.rmtree(run.checkpoints, ignore_errors=True)  # of an arm its scores are wanted, not its weights
+    return Arm(curve, tally, rows)
 
 
 def _train(
@@ -89,6 +102,8 @@ def _train(
     trainer = build_trainer(config, run, levers, monitor="train/loss", mode="min")
     open_run(run.path, config, levers, resume=resume, overwrite=not resume and run.path.exists())
     fit(trainer, system, stream, run, resume=resume)
+    # not the best on dev, which `fit` may have left
+    system.load_state_dict(torch.load(run.last, weights_only=True)["state_dict"])
     return system, stream
 
 

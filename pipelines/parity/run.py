@@ -2,157 +2,109 @@
 
 ``full``: T0 to T3 on miniatures in seconds; a lever that fails one of them is named, and nothing is trained. Levers
 that compute the same function (classes A and B) are settled there but for T4, a short horizon beside the reference's
-reruns. All others are judged by their outcome (T5): paired trainings of both arms with the same seeds, scored on the same
-tablets of dev against the margins that were declared before. A bundle that fails is taken apart (T6).
+reruns. All others are judged by their outcome (T5): paired trainings of both arms with the same seeds, scored on the
+same tablets of dev against the margins that were declared before. A bundle that fails is taken apart (T6).
 
-``two_epochs``: the first two epochs of both arms, loss curves side by side, dev after the first epoch at least equal,
-and the ratio of speeds.
+``two_epochs``: the same trainings, but over the first two epochs, and the simple rule beside the verdict: dev after the
+first epoch at least equal. It can fail a candidate, but prove nothing: where a lever costs just the margin, the rule
+accepts it every other time.
 """
 
 import dataclasses
-import difflib
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dubsar.configs.blocks import Efficiency
-from dubsar.configs.schema import StageConfig
 from dubsar.datasets.sources import data_root, require_outside_data
-from dubsar.pipelines.doctor import EACH_ON
 from dubsar.pipelines.launch import stage_module
-from dubsar.pipelines.levers.resolve import Resolved, resolve_config
-from dubsar.pipelines.levers.table import BY_NAME, LEVERS
-from dubsar.pipelines.parity.arms import Arm, config_hash, train_arm, with_settings
+from dubsar.pipelines.levers.resolve import resolve_config
+from dubsar.pipelines.levers.table import BY_NAME
+from dubsar.pipelines.parity.arms import NEVER, Arm, config_hash, train_arm, with_settings
 from dubsar.pipelines.parity.attribute import who
+from dubsar.pipelines.parity.exact.tiers import run_cheap_tiers
 from dubsar.pipelines.parity.outcomes import judge_metrics, stratify, throughput
-from dubsar.pipelines.parity.result import Finding, ParityResult, Stratum, verdict_of
+from dubsar.pipelines.parity.plan import Plan, needs_outcome, require_margins
+from dubsar.pipelines.parity.report.write import write_reports
+from dubsar.pipelines.parity.result import REFUSED, Finding, ParityResult, Stratum, verdict_of
 from dubsar.pipelines.parity.short_horizon import RERUNS, band, judge_curve, move_one_weight
 from dubsar.pipelines.parity.statistics import Counts, Interval, Verdict, compare, worst
-from dubsar.pipelines.parity.tallies import HIGHER_IS_BETTER, METRICS
-from dubsar.pipelines.parity.tiers import run_cheap_tiers
+from dubsar.pipelines.parity.tallies import HIGHER_IS_BETTER, METRICS, VALIDATED
 from dubsar.pipelines.training import commit, hardware
 
 PACKAGES = ("torch", "lightning", "timm", "transformers", "ultralytics-opencv-headless", "peft")
+PRESETS = ("full", "two_epochs")
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What is compared, and how.
+def parity(plan: Plan, *, preset: str = "full", fallback: str = "") -> ParityResult:
+    """Judge the levers of a plan and write the reports into its folder.
 
-    Attributes:
-        config: the stage's config; its efficiency block is the bundle.
-        levers: what is asked of each lever of the candidate; the reference has all levers off.
-        margins: the loss declared bearable, percentage points by metric.
-        seeds: of the paired trainings.
-        folder: where arms and reports go.
-        attribution: most further comparisons to find out which lever of a failing bundle is at fault.
-    """
-
-    config: StageConfig
-    levers: dict[str, Any]
-    margins: dict[str, float]
-    seeds: int
-    folder: Path
-    attribution: int = 12
-
-    def arm(self, levers: Mapping[str, Any], seed: int = 0) -> StageConfig:
-        """Return the config of an arm with these levers on and all others off."""
-        efficiency = Efficiency.model_validate(dict(levers), strict=False)
-        config = self.config.model_copy(update={"efficiency": efficiency})
-        return with_settings(config, seed=self.config.trainer.seed + seed)
-
-    def resolved(self) -> Resolved:
-        """Return what the levers of the candidate become on this machine."""
-        return resolve_config(self.arm(self.levers))
-
-    def acting(self) -> dict[str, Any]:
-        """Return what the levers that act become."""
-        return {row.lever: row.resolved for row in self.resolved().rows if row.resolved != BY_NAME[row.lever].off}
-
-
-def choose_levers(config: StageConfig, names: Sequence[str]) -> dict[str, Any]:
-    """Return what is asked of each lever: the config's whole bundle, or the named ones.
-
-    A named lever has the config's value, or where that is off the value that `dubsar doctor` asks for.
-
-    Raises:
-        ValueError: an unknown name, or a bundle with all levers off.
-    """
-    block = config.efficiency.model_dump()
-    on = {lever.name: block[lever.name] for lever in LEVERS if block[lever.name] != lever.off}
-    if not names:
-        if not on:
-            raise ValueError(
-                "efficiency: all levers are off, so there is nothing to compare; give --levers or a config"
-            )
-        return on
-    for name in names:
-        if name not in BY_NAME:
-            near = difflib.get_close_matches(name, BY_NAME, n=1)
-            raise ValueError(f"--levers: unknown lever {name!r}" + (f" (did you mean {near[0]!r}?)" if near else ""))
-    return {name: on.get(name, EACH_ON[name]) for name in names}
-
-
-def require_margins(stage: str, margins: Mapping[str, float]) -> None:
-    """Refuse a comparison whose margins were not declared for every metric of the stage.
-
-    Raises:
-        ValueError: a metric without margin, a margin that is not above 0, or one for an unknown metric.
-    """
-    known = METRICS[stage]
-    if unknown := sorted(set(margins) - set(known)):
-        raise ValueError(f"--margin: {stage} has no metric {unknown[0]!r}, only {', '.join(known)}")
-    for name in known:
-        if name not in margins:
-            raise ValueError(
-                f"no margin for {name}: declare before the run what loss is bearable, as --margin {name}=0.5 "
-                "(percentage points)"
-            )
-        if not margins[name] > 0:
-            raise ValueError(f"--margin {name}={margins[name]:g}: expected a loss above 0 percentage points")
-
-
-def needs_outcome(config: StageConfig, levers: Mapping[str, Any]) -> bool:
-    """Say whether the levers change more than rounding, so that only trainings can tell what they cost.
-
-    Another random draw (S) is none where the model draws nothing.
-    """
-    classes = {letter for name in levers for letter in BY_NAME[name].exactness}
-    draws = any(getattr(config.model, name, 0) for name in ("dropout", "drop_rate", "drop_path_rate"))
-    return bool(classes & ({"P", "M", "S"} if draws else {"P", "M"}))
-
-
-def judge_levers(plan: Plan) -> ParityResult:
-    """Judge the candidate of a plan, see the module.
+    Args:
+        plan: what is compared.
+        preset: ``full`` or ``two_epochs``.
+        fallback: ``fp32``: where a candidate in 16 bits is inferior, judge it again in float32, and say so.
 
     Raises:
         ValueError: a margin is missing, or data or config cannot be used.
     """
+    result = judge(plan, preset)
+    write_reports(result, plan.folder)
+    sixteen = plan.levers.get("precision", "fp32")
+    if result.verdict is not Verdict.INFERIOR or not fallback or sixteen == "fp32":
+        return result
+    write_reports(result, plan.folder / sixteen)
+    again = dataclasses.replace(plan, levers={k: v for k, v in plan.levers.items() if k != "precision"})
+    note = f"{sixteen} was INFERIOR (its report: {sixteen}/parity.html), so the candidate was judged again in float32"
+    second = judge(again, preset)
+    second = dataclasses.replace(second, notes=[note, *second.notes])
+    write_reports(second, plan.folder)
+    return second
+
+
+def judge(plan: Plan, preset: str = "full") -> ParityResult:
+    """Judge the levers of a plan, see the module.
+
+    Raises:
+        ValueError: a margin is missing, there is no such preset, or data or config cannot be used.
+    """
+    if preset not in PRESETS:
+        raise ValueError(f"--preset is {preset!r}, expected one of {', '.join(PRESETS)}")
     require_outside_data(plan.folder, "--out")
     acting = plan.acting()
-    outcome = needs_outcome(plan.config, acting)
+    outcome = preset == "two_epochs" or needs_outcome(plan.config, acting)
     if outcome:
         require_margins(plan.config.stage, plan.margins)
-    result = _empty(plan, "full")
+        if plan.seeds < 2:
+            raise ValueError("--seeds is 1: one seed shows no spread; give at least two, better three")
     findings = _refused(plan) + (run_cheap_tiers(plan.config.stage, acting) if acting else [])
+    result = dataclasses.replace(_empty(plan, preset), findings=findings)
     if not acting:
-        return dataclasses.replace(result, findings=findings, verdict=Verdict.NOT_ENGAGED)
+        return dataclasses.replace(result, verdict=Verdict.NOT_ENGAGED)
     if any(not f.passed for f in findings):
-        return dataclasses.replace(result, findings=findings, verdict=verdict_of(findings))
+        return dataclasses.replace(result, verdict=verdict_of(findings))
+    if not outcome and all(BY_NAME[name].exactness == "B" for name in acting):
+        return dataclasses.replace(result, verdict=verdict_of(findings))  # equal to the bit: no training can differ
     prepared = stage_module(plan.config.stage).prepare(plan.config, data_root())
-    result = dataclasses.replace(result, findings=findings)
+    if preset == "two_epochs":
+        plan = _over_two_epochs(plan, prepared)
     return _by_outcome(plan, acting, prepared, result) if outcome else _by_curve(plan, acting, prepared, result)
+
+
+def _over_two_epochs(plan: Plan, prepared: Any) -> Plan:
+    config = plan.arm({})
+    _, stream = stage_module(config.stage).build(config, resolve_config(config), prepared)
+    epoch = stream.epoch_batches() // config.trainer.accumulate or 1
+    return dataclasses.replace(
+        plan, config=with_settings(plan.config, max_steps=2 * epoch, val_every_steps=epoch), validated=True
+    )
 
 
 def _refused(plan: Plan) -> list[Finding]:
     """List the levers that cannot act here as they were asked to; what they became instead is judged."""
     return [
-        Finding("T0", row.lever, None, f"refused: {row.asked!r} becomes {row.resolved!r}: {row.why}")
+        Finding("T0", row.lever, None, f"{REFUSED}: {row.asked!r} becomes {row.resolved!r}: {row.why}")
         for row in plan.resolved().rows
         if row.why
     ]
@@ -177,14 +129,15 @@ def _empty(plan: Plan, preset: str) -> ParityResult:
 
 def _by_curve(plan: Plan, acting: dict[str, Any], prepared: Any, result: ParityResult) -> ParityResult:
     def train(name: str, levers: Mapping[str, Any], change: Callable[[Any], None] | None = None) -> Arm:
-        return train_arm(plan.arm(levers), name, plan.folder / "arms", prepared=prepared, score=False, change=change)
+        config = with_settings(plan.arm(levers), val_every_steps=NEVER)
+        return train_arm(config, name, plan.folder / "arms", prepared=prepared, score=False, change=change)
 
     arms = [train("reference", {}), train("candidate", acting)]
-    moved = [
-        train(f"reference-moved{n}", {}, lambda system, n=n: move_one_weight(system, n)) for n in range(1, RERUNS + 1)
-    ]
+    moved = [train(f"reference-moved{n}", {}, functools.partial(move_one_weight, n)) for n in range(1, RERUNS + 1)]
     found = band([arm.curve.losses for arm in (arms[0], *moved)])
     finding = judge_curve("bundle" if len(acting) > 1 else next(iter(acting)), found, arms[1].curve.losses)
+    if finding.passed:
+        finding = dataclasses.replace(finding, verdict=Verdict.EQUIVALENT)
     findings = [*result.findings, finding]
     return dataclasses.replace(
         result,
@@ -202,6 +155,7 @@ def _by_curve(plan: Plan, acting: dict[str, Any], prepared: Any, result: ParityR
 
 def _by_outcome(plan: Plan, acting: dict[str, Any], prepared: Any, result: ParityResult) -> ParityResult:
     references, candidates = train_pairs(plan, acting, prepared)
+    lever = "bundle" if len(acting) > 1 else next(iter(acting))
     intervals = compare_arms(plan.config.stage, references, candidates)
     outcomes = judge_metrics(intervals, plan.margins, HIGHER_IS_BETTER)
     findings = list(result.findings)
@@ -211,8 +165,10 @@ def _by_outcome(plan: Plan, acting: dict[str, Any], prepared: Any, result: Parit
         found = band([arm.curve.losses for arm in references])
         drawn = found.to_dict()
         mean = np.mean([arm.curve.losses for arm in candidates], axis=0)
-        findings.append(judge_curve("bundle" if len(acting) > 1 else next(iter(acting)), found, mean.tolist()))
-    verdict = worst([verdict_of([f for f in findings if f.verdict]), *(o.verdict for o in outcomes)])
+        findings.append(judge_curve(lever, found, mean.tolist()))
+    if plan.validated:
+        findings.append(_simple_rule(plan.config.stage, lever, references, candidates))
+    verdict = worst([*(f.verdict for f in findings if f.verdict), *(o.verdict for o in outcomes)])
     if verdict is Verdict.INFERIOR and len(acting) > 1:
         findings += _attribute(plan, acting, prepared)
     return dataclasses.replace(
@@ -234,8 +190,20 @@ def train_pairs(plan: Plan, levers: Mapping[str, Any], prepared: Any) -> tuple[l
     candidates: list[Arm] = []
     for seed in range(plan.seeds):
         for arms, name, asked in ((references, "reference", {}), (candidates, "candidate", levers)):
-            arms.append(train_arm(plan.arm(asked, seed), name, plan.folder / "arms", prepared=prepared))
+            every = plan.config.trainer.val_every_steps if plan.validated else NEVER
+            config = with_settings(plan.arm(asked, seed), val_every_steps=every)
+            arms.append(train_arm(config, name, plan.folder / "arms", prepared=prepared))
     return references, candidates
+
+
+def _simple_rule(stage: str, lever: str, references: Sequence[Arm], candidates: Sequence[Arm]) -> Finding:
+    """Say whether dev after the first epoch is at least equal, mean over seeds."""
+    name, higher = VALIDATED[stage]
+    before, after = (float(np.mean([arm.validations[0][name] for arm in arms])) for arms in (references, candidates))
+    worse = (after < before) if higher else (after > before)
+    what = f"{name} after the first epoch: {before:.2f} without, {after:.2f} with the levers"
+    rule = {"reference": before, "candidate": after}
+    return Finding("T4", lever, Verdict.INFERIOR if worse else None, what, name if worse else "", rule)
 
 
 def compare_arms(stage: str, references: Sequence[Arm], candidates: Sequence[Arm]) -> dict[str, Interval]:
@@ -254,7 +222,7 @@ def _counts(arms: Sequence[Arm], metric: str, *, by_tablet: bool = True) -> Coun
     if not by_tablet:
         return Counts(parts_SN, whole_N)
     _, place_N = np.unique(tallies[0].tablets_N, return_inverse=True)
-    parts_ST = np.stack([np.bincount(place_N, part_N) for part_N in parts_SN])
+    parts_ST = np.stack([np.bincount(place_N, part_N).astype(float) for part_N in parts_SN])
     return Counts(parts_ST, np.bincount(place_N, whole_N).astype(float))
 
 
@@ -282,7 +250,9 @@ def _hours(plan: Plan, references: Sequence[Arm], candidates: Sequence[Arm]) -> 
         name: plan.config.trainer.max_steps / float(np.mean([a.curve.steps_per_second for a in arms])) * devices
         for name, arms in (("reference", references), ("candidate", candidates))
     }
-    return {name: {"hours": s / 3600, "provenance": "modelled from the speed measured here"} for name, s in seconds.items()}
+    return {
+        name: {"hours": s / 3600, "provenance": "modelled from the speed measured here"} for name, s in seconds.items()
+    }
 
 
 # --- T6: who did it

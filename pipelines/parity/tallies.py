@@ -141,3 +141,5 @@ TALLIES: dict[str, Callable[[Any, Stream], Tally]] = {
 }
 HIGHER_IS_BETTER = {"top1": True, "top5": True, "recall": True, "error": False, "cer": False, "ser": False}
 METRICS = {"classify": ("top1", "top5"), "detect": ("recall", "error"), "transliterate": ("cer", "ser")}
+# by stage, what its own validation is judged by, and whether higher is better
+VALIDATED = {"classify": ("val/top1", True), "detect": ("val/ap50", True), "transliterate": ("val/cer", False)}

@@ -170,7 +170,8 @@ def classify_crops(
 def _logits(network: SignClassifier, pixels_B3SS: torch.Tensor, precision: str) -> torch.Tensor:
     """Return float32 logits (B, classes); under bf16 the head stays in float32, else rounding decides near ties."""
     if precision == "fp32":
-        logits: torch.Tensor = network(pixels_B3SS)
+        with torch.autocast(pixels_B3SS.device.type, enabled=False):  # a training validates under its own precision
+            logits: torch.Tensor = network(pixels_B3SS)
         return logits
     with torch.autocast(pixels_B3SS.device.type, torch.bfloat16):
         features = network.net.forward_features(network.normalised(pixels_B3SS))

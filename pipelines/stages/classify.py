@@ -127,7 +127,12 @@ class CropStream(Stream):
         self.augment.set_random_seed(int(rng.integers(2**31)))
         rows = [self._draw(rng) for _ in range(self.data.batch_size)]
         pixels = torch.from_numpy(np.stack([r[0] for r in rows]))
-        return {"pixels_BCHW": to_input(pixels), "classes_B": torch.tensor([r[1] for r in rows])}
+        # contiguous: permuted pixels are channels-last already, and then the lever would be on where it is off
+        return {"pixels_BCHW": to_input(pixels).contiguous(), "classes_B": torch.tensor([r[1] for r in rows])}
+
+    def epoch_batches(self) -> int:
+        """Return how many batches hold as many crops as there are photographed ones."""
+        return -(-len(self.crops.classes_N) // self.data.batch_size)
 
     def counts(self) -> dict[str, int]:
         """Count the photographed crops of each class that has any."""

@@ -92,6 +92,10 @@ class Windows(Stream):
         self.augment.set_random_seed(int(rng.integers(2**31)))
         return collate([self._draw(rng) for _ in range(self.data.batch_size)])
 
+    def epoch_batches(self) -> int:
+        """Return how many batches hold as many windows as there are pictures."""
+        return -(-(len(self.real) + len(self.rendered)) // self.data.batch_size)
+
     def counts(self) -> dict[str, int]:
         """Count the labelled signs of each class that has any, photographed and rendered."""
         return count_names(np.concatenate([p.classes_N for p in (*self.real, *self.rendered)]), self.names)
@@ -114,7 +118,10 @@ def collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
     xyxy = np.concatenate(boxes) / side
     labelled = torch.from_numpy(np.stack([r["mask"] for r in rows])[:, 2::4, 2::4].copy())
     return {
-        "tiles_BCHW": torch.from_numpy(np.stack([r["image"] for r in rows])).permute(0, 3, 1, 2).float() / 255,
+        # contiguous: permuted pixels are channels-last already, and then the lever would be on where it is off
+        "tiles_BCHW": (
+            torch.from_numpy(np.stack([r["image"] for r in rows])).permute(0, 3, 1, 2).float() / 255
+        ).contiguous(),
         "batch_idx": torch.from_numpy(np.repeat(np.arange(len(rows)), [len(b) for b in boxes])),
         "cls": torch.from_numpy(np.concatenate([np.asarray(r["classes"], np.float32).reshape(-1, 1) for r in rows])),
         "bboxes": torch.from_numpy(np.concatenate(((xyxy[:, :2] + xyxy[:, 2:]) / 2, xyxy[:, 2:] - xyxy[:, :2]), 1)),

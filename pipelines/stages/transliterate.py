@@ -34,6 +34,7 @@ from dubsar.datasets.packing import (
 )
 from dubsar.datasets.sources import data_root
 from dubsar.datasets.text import CANONICAL_FORM
+from dubsar.models.adapters import merge_adapters
 from dubsar.models.checkpoint import save_model
 from dubsar.models.precision import at_least_float32
 from dubsar.models.readings import ReadingCounts
@@ -48,6 +49,7 @@ from dubsar.models.transliterator import (
     pad,
     transliterate,
 )
+from dubsar.pipelines.levers.apply import apply_levers
 from dubsar.pipelines.levers.resolve import Resolved, resolve_config
 from dubsar.pipelines.metrics import TextScores, score_text
 from dubsar.pipelines.networks import READINGS, build_byt5
@@ -81,8 +83,8 @@ class TransliterateSystem(L.LightningModule):  # type: ignore[misc]
 
     def training_step(self, rectangles: list[dict[str, torch.Tensor]], _: int) -> torch.Tensor:
         """Return the sum of the losses of all target ids; logits go to float32 before the softmax."""
-        losses, ids = zip(*(self.summed_loss(rectangle) for rectangle in rectangles), strict=True)
-        loss, count = sum(losses), sum(ids)
+        losses, ids = zip(*map(self.summed_loss, rectangles), strict=True)
+        loss, count = torch.stack(losses).sum(), torch.stack(ids).sum()
         self.step_ids = self.step_ids + count
         self.log("train/loss", loss.detach() / count)
         return loss
@@ -164,6 +166,10 @@ class LineStream(Stream):
         rectangles = lay_out(lengths_N2, own_packs, self.layout, self.device)
         capacity = self.steps.capacity if self.layout == "pack" else None
         return [collate([[encoded[i] for i in row] for row in rows], capacity) for rows in rectangles]
+
+    def epoch_batches(self) -> int:
+        """Return how many steps hold every line once."""
+        return len(self.steps.epoch(0))
 
     def counts(self) -> dict[str, int]:
         """Count lines, with their repeats, and the ids that their text takes."""
@@ -289,7 +295,6 @@ def build(
     """
     model, data = config.model, config.data
     network = build_byt5(config, attention=levers["attention"])
-    apply_levers(network, levers)
     examples, dev = prepared or prepare(config, data_root())
     network.readings = count_readings(examples)
     network.readings_weight = model.readings_weight
@@ -301,23 +306,13 @@ def build(
         statistics = PackingStatistics.of(stream.steps, device)
         stream.layout, why = choose_layout(levers["packing"], statistics, device)
         print(f"{statistics}\npacking: {stream.layout}" + (f" ({why})" if why else ""))
+    apply_levers(network, levers, static=stream.layout == "pack")
     return TransliterateSystem(network, dev, config, levers), stream
 
 
 def count_readings(examples: list[Example]) -> ReadingCounts:
     """Count how each sign is read, each line once however often it is repeated in training."""
     return ReadingCounts.of((e.signs, e.pieces, e.language) for e in dict.fromkeys(examples))
-
-
-def apply_levers(network: Any, levers: Resolved) -> None:
-    """Set those levers that act on the network itself; attention is chosen when it is built."""
-    if levers["checkpointing"] == "full":
-        network.gradient_checkpointing_enable({"use_reentrant": False})
-    if levers["compile"] == "full":
-        network.compile(mode=levers["compile_mode"], dynamic=False)
-    elif levers["compile"] == "per_block":
-        for block in (*network.encoder.block, *network.decoder.block):
-            block.compile(mode=levers["compile_mode"])
 
 
 def run(
@@ -331,6 +326,7 @@ def run(
     fit(trainer, system, stream, run_folder, resume=resume)
     if not is_first_rank(config.trainer):
         return {}
+    merge_adapters(system.network)
     scores = {
         source: score_lines(system.network, lines, compact=system.compact).to_dict()
         for source, lines in system.dev.items()

@@ -4,13 +4,14 @@ import numpy as np
 import pytest
 
 from dubsar.datasets.packing import (
-    CALL_IDS,
+    COSTS,
     Capacity,
     Lengths,
     PackedSteps,
     PackingStatistics,
     as_lengths,
     choose_layout,
+    cost,
     lay_out,
     own_lengths,
     pack_lines,
@@ -88,17 +89,28 @@ def test_every_layout_holds_the_same_lines() -> None:
 
 
 def test_buckets_are_cut_where_it_costs_least() -> None:
-    lengths = as_lengths([(100, 100), (1, 1), (2, 1), (99, 100)])
-    packs = [[0], [1], [2], [3]]
-    rectangles = lay_out(lengths, packs, "bucket")
-    assert [sorted(row[0] for row in rows) for rows in rectangles] == [[0, 3], [1, 2]]
-    assert padded_ids(lengths, rectangles) == 2 * 200 + 2 * 3
-    assert len(lay_out(lengths, packs, "bucket", "cuda")) == 1  # there a call costs more than this padding
-    every_cut = [
-        padded_ids(lengths, [[[i] for i in part] for part in parts]) + CALL_IDS["cpu"] * len(parts)
-        for parts in ([[1, 2, 3, 0]], [[1], [2, 3, 0]], [[1, 2], [3, 0]], [[1, 2, 3], [0]], [[1], [2], [3], [0]])
-    ]
-    assert padded_ids(lengths, rectangles) + CALL_IDS["cpu"] * len(rectangles) == min(every_cut)
+    lengths = as_lengths([(100, 100), (1, 1), (2, 1), (99, 100), *[(100, 100)] * 4])
+    packs = [[i] for i in range(8)]
+    long = [0, *range(3, 8)]
+    every_cut = ([[*range(8)]], [[1], [2, *long]], [[1, 2], long], [[1, 2, 3], [0, 4, 5, 6, 7]], [[1], [2], long])
+    for device, cut in (("cpu", 2), ("cuda", 1)):  # there a call costs more than this padding
+        rectangles = lay_out(lengths, packs, "bucket", device)
+        assert len(rectangles) == cut
+        costs = [cost(lengths, [[[i] for i in part] for part in parts], COSTS[device]) for parts in every_cut]
+        assert cost(lengths, rectangles, COSTS[device]) == pytest.approx(min(costs))
+    assert [sorted(row[0] for row in rows) for rows in lay_out(lengths, packs, "bucket")] == [long, [1, 2]]
+
+
+def test_a_cost_counts_calls_ids_and_pairs() -> None:
+    lengths = as_lengths([(3, 5), (2, 2), (5, 6)])
+    costs = COSTS["cpu"]
+    pairs = 25 + 36 + 30
+    assert cost(lengths, [[[0], [1], [2]]], costs) == pytest.approx(300 + 3 * 11 + 3 * pairs / 1200)
+    packs = [[2], [0, 1]]
+    dense = 36 + 64 + 48
+    assert cost(lengths, [packs], costs, Capacity(6, 8)) == pytest.approx(300 + 2 * 14 + 2 * dense / 1200)
+    shown = (9 + 25 + 15) + (4 + 4 + 4) + pairs  # where masked pairs are skipped
+    assert cost(lengths, [packs], COSTS["cuda"], Capacity(6, 8)) == pytest.approx(2048 + 2 * 14 + shown / 20_000)
 
 
 def test_padding_is_counted_by_the_longest_or_by_the_capacity() -> None:
@@ -115,7 +127,6 @@ def test_bounds_fill_and_the_choice_between_layouts() -> None:
     assert 0.8 < found.fill <= 1
     assert found.against_longest_of_all >= found.against_longest >= found.against_buckets > 1
     assert f"{100 * found.fill:.0f} %" in str(found)
-    assert choose_layout("auto", found, "cpu")[0] == "bucket"
     assert choose_layout("auto", found, "cuda")[0] == "pack"
     assert choose_layout("off", found, "cuda") == ("off", "")
     alike = as_lengths([(64, 128)] * 60)
@@ -123,4 +134,16 @@ def test_bounds_fill_and_the_choice_between_layouts() -> None:
     assert (uniform.fill, uniform.against_longest, uniform.against_buckets) == (1, 1, 1)
     layout, why = choose_layout("auto", uniform, "cuda")
     assert layout == "bucket"
-    assert why.startswith("auto: packing could be 1.00 x faster")
+    assert why.startswith("auto: packed rows should be 1.00 x as fast as buckets here")
+
+
+def test_on_a_cpu_rows_that_are_long_beside_their_lines_are_not_packed() -> None:
+    """A dense mask hides most pairs of such a row, and all of them are computed."""
+    rng = np.random.default_rng(0)
+    short = np.stack((rng.integers(10, 40, 4000), rng.integers(10, 60, 4000)), 1)
+    chosen = {}
+    for rows, longest in ((8, 64), (2, 1024)):
+        lengths = np.concatenate((short, as_lengths([(longest, longest)])))
+        steps = PackedSteps(lengths, Capacity.of(lengths), rows, seed=0)
+        chosen[longest] = choose_layout("auto", PackingStatistics.of(steps, "cpu"), "cpu")[0]
+    assert chosen == {64: "pack", 1024: "bucket"}

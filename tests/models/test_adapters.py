@@ -28,7 +28,7 @@ def dinov3() -> SignClassifier:
     for name, parameter in network.named_parameters():
         if "gamma" in name:
             nn.init.constant_(parameter, 0.5)
-        if name.endswith(("q_bias", "v_bias")):
+        if name.endswith(("q_bias", "v_bias", "head.weight")):
             nn.init.normal_(parameter, std=0.3)
     return network
 
@@ -39,8 +39,9 @@ def byt5() -> Any:
 
 
 def resnet() -> SignClassifier:
+    """A ResNet whose blocks matter: timm starts their last norm with zeros, so that no gradient reaches a kernel."""
     torch.manual_seed(0)
-    return SignClassifier("resnet10t", 3, backbone_args={"channels": [8, 8, 16, 16]})
+    return SignClassifier("resnet10t", 3, backbone_args={"channels": [8, 8, 16, 16], "zero_init_last": False})
 
 
 def blocks(network: Any) -> list[nn.Module]:
@@ -60,7 +61,7 @@ def outputs(network: Any) -> torch.Tensor:
 
 
 def train(network: Any, steps: int = 3) -> None:
-    optimizer = torch.optim.SGD([p for p in network.parameters() if p.requires_grad], lr=0.05)
+    optimizer = torch.optim.Adam([p for p in network.parameters() if p.requires_grad], lr=0.01)
     for _ in range(steps):
         optimizer.zero_grad()
         outputs(network).square().mean().backward()
@@ -83,7 +84,7 @@ def test_adapters_change_nothing_at_first_learn_everywhere_and_merge_exactly(mak
     assert len(adapters) >= (3 if variant == "dora" else 2) * len(blocks(network))
     assert all(p.grad is not None and bool(p.grad.any()) for p in adapters.values())
     after = outputs(network).detach()
-    assert not torch.allclose(after, before, rtol=1e-3)  # what follows would be empty if nothing had been learned
+    assert (after - before).norm() > 1e-3 * before.norm()  # what follows would be empty if nothing had been learned
     merge_adapters(network)
     assert torch.allclose(outputs(network), after, rtol=1e-10, atol=1e-12)
     assert list(network.state_dict()) == list(plain.state_dict())
@@ -98,8 +99,7 @@ def test_without_the_switch_timm_passes_adapters_on_qkv_by() -> None:
     add_adapters(network, blocks(network), settings(variant="lora", targets=("qkv",)))
     for block in network.net.blocks:
         block.attn.qkv_bias_separate = False
-    outputs(network).square().mean().backward()
-    assert all(p.grad is None for _, p in adapter_parameters(network))
+    assert not outputs(network).requires_grad
     for name, parameter in adapter_parameters(network):
         if "lora_B" in name:
             nn.init.normal_(parameter)
@@ -118,25 +118,31 @@ def test_the_head_learns_and_the_backbone_is_frozen() -> None:
     assert all(torch.equal(p, frozen[n]) for n, p in network.named_parameters() if n in frozen)
 
 
-def test_a_merge_is_in_float32_since_bfloat16_would_be_off() -> None:
-    network = resnet().eval()
-    add_adapters(network, blocks(network), settings(variant="lora"))
-    train(network, 20)
-    exact, kept = (copy.deepcopy(network) for _ in range(2))
-    wanted = outputs(exact).detach()
+def test_a_merge_is_in_float32_since_bfloat16_is_off() -> None:
+    low = resnet()
+    add_adapters(low, blocks(low), settings(variant="lora"))
+    train(low, 20)
+    low.bfloat16()
+    exact, ours, naive = copy.deepcopy(low).double(), copy.deepcopy(low), copy.deepcopy(low)
     merge_adapters(exact)
-    assert torch.allclose(outputs(exact), wanted, rtol=1e-4, atol=1e-5)
-    kept.bfloat16()
-    merge_adapters(kept)
-    dtypes = {name: p.dtype for name, p in kept.named_parameters()}
-    assert dtypes["net.layer1.0.conv1.weight"] == torch.float32
-    weight = exact.net.layer1[0].conv1.weight
-    assert 1e-3 < (weight.bfloat16().float() - weight).norm() / weight.norm() < 1e-2  # what bfloat16 would cost
+    merge_adapters(ours)
+    for module in list(naive.modules()):
+        if hasattr(module, "get_base_layer"):
+            module.merge()
+    wanted = exact.net.layer2[0].conv1.weight
+    off = [
+        float((weight.double() - wanted).norm() / wanted.norm())
+        for weight in (ours.net.layer2[0].conv1.weight, naive.net.layer2[0].conv1.base_layer.weight)
+    ]
+    assert off[0] < 1e-6
+    assert off[1] > 1e-3
 
 
 def test_targets_are_named_and_those_that_are_not_there_refused() -> None:
     network = dinov3()
-    with pytest.raises(ValueError, match=r"efficiency\.dora\.targets: this network has no wi_0; it has fc1, fc2, proj, qkv"):
+    with pytest.raises(
+        ValueError, match=r"efficiency\.dora\.targets: this network has no wi_0; it has fc1, fc2, proj, qkv"
+    ):
         add_adapters(network, blocks(network), settings(targets=("qkv", "wi_0")))
     with pytest.raises(ValueError, match=r"efficiency\.dora: this network has no repeated blocks"):
         add_adapters(network, [], settings())
@@ -152,6 +158,6 @@ def test_without_adapters_a_merge_changes_nothing() -> None:
 
 
 def test_peft_is_loaded_only_where_it_is_used() -> None:
-    code = "import sys, dubsar.pipelines.levers.apply; print('peft' in sys.modules)"
+    code = "import sys, dubsar.models.adapters; print('peft' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

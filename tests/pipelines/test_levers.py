@@ -12,15 +12,16 @@ import torch
 from dubsar.configs.base import load
 from dubsar.configs.blocks import Efficiency, Ema, Optim, Swa
 from dubsar.configs.schema import STAGES
+from dubsar.datasets.packing import Capacity, PackedSteps, lay_out, own_lengths, padded_ids
 from dubsar.models.backbones import SignClassifier
 from dubsar.models.detector import Detector
 from dubsar.pipelines.callbacks import Average
 from dubsar.pipelines.doctor import resolve_alone
+from dubsar.pipelines.levers.apply import apply_levers, repeated_blocks
 from dubsar.pipelines.levers.resolve import LeverError, Resolved, resolve, resolve_config
 from dubsar.pipelines.levers.table import LEVERS
 from dubsar.pipelines.networks import build_byt5
 from dubsar.pipelines.optim import build_optimizer, clip_gradients, first_averaged_step, rate_factor
-from dubsar.pipelines.stages.transliterate import TokenBudget
 from dubsar.pipelines.training import RunFolder, build_trainer
 
 DEBUG = Path(__file__).resolve().parents[2] / "configs" / "debug"
@@ -43,7 +44,9 @@ REQUESTS = [(name, value) for name, values in ASK.items() for value in values]
 
 
 def asked(**fields: Any) -> Efficiency:
-    return Efficiency.model_validate(fields, strict=False)
+    """Return a block as configured; what a lever requires is asked for, too."""
+    needed = {"compile": "full"} if fields.keys() & {"compile_mode"} else {}
+    return Efficiency.model_validate(needed | fields, strict=False)
 
 
 def debug_config(stage: str, *overrides: str) -> Any:
@@ -87,13 +90,6 @@ def test_what_is_not_done_as_asked_has_a_reason(name: str, value: Any, cuda: boo
 
 
 def test_levers_that_need_each_other() -> None:
-    both = resolve(asked(ema={"decay": 0.9}, swa={"lr": 1e-4}), "classify", cuda=False)
-    assert both["ema"] == {"decay": 0.9}
-    assert both["swa"] is None
-    alone = next(
-        r for r in resolve(asked(compile_mode="max-autotune"), "classify", cuda=False).rows if r.lever == "compile_mode"
-    )
-    assert (alone.resolved, alone.why) == ("default", "compile is off, so there is nothing to compile in this mode")
     together = resolve(asked(compile="full", compile_mode="max-autotune"), "classify", cuda=False)
     assert together["compile_mode"] == "max-autotune"
 
@@ -221,79 +217,84 @@ def acts_swa(tmp_path: Path) -> None:
 
 
 def acts_channels_last(tmp_path: Path) -> None:
-    from dubsar.pipelines.stages import classify, detect
-
     on = asked(channels_last=True)
-    for stage, network in ((classify, SignClassifier("resnet10t", 3)), (detect, Detector("n"))):
-        stage.apply_levers(network, resolve(on, stage.__name__.split(".")[-1], cuda=False))
+    for stage, network in (("classify", SignClassifier("resnet10t", 3)), ("detect", Detector("n"))):
+        apply_levers(network, resolve(on, stage, cuda=False))
         kernels = [p for p in network.parameters() if p.ndim == 4 and p.shape[1] > 1 and p.shape[2] > 1]
         assert kernels
         assert all(p.is_contiguous(memory_format=torch.channels_last) for p in kernels)
 
 
+def acts_dora(tmp_path: Path) -> None:
+    for stage, network in (
+        ("classify", SignClassifier("resnet10t", 3)),
+        ("transliterate", build_byt5(debug_config("transliterate"))),
+    ):
+        every = sum(p.numel() for p in network.parameters())
+        apply_levers(network, resolve(asked(dora={"rank": 2}), stage, cuda=False))
+        learned = {n: p.numel() for n, p in network.named_parameters() if p.requires_grad}
+        assert 0 < sum(learned.values()) < every / 4
+        assert any("lora_magnitude_vector" in name for name in learned)
+        assert ("net.fc.weight" in learned) == (stage == "classify")
+
+
 def acts_checkpointing(tmp_path: Path) -> None:
-    from dubsar.pipelines.stages import classify, transliterate
-
-    on = resolve(asked(checkpointing="full"), "classify", cuda=False)
-    network = SignClassifier("resnet10t", 3)
-    assert not network.net.grad_checkpointing
-    classify.apply_levers(network, on)
-    assert network.net.grad_checkpointing
-    with pytest.raises(ValueError, match=r"efficiency\.checkpointing: .* cannot"):
-        classify.apply_levers(_NoCheckpointing(), on)
-    byt5 = build_byt5(debug_config("transliterate"))
-    transliterate.apply_levers(byt5, resolve(asked(checkpointing="full"), "transliterate", cuda=False))
-    assert byt5.is_gradient_checkpointing
-    batch = {"input_ids": torch.tensor([[262, 70, 1]]), "decoder_input_ids": torch.tensor([[0, 262, 71]])}
-    byt5.train()(**batch).logits.sum().backward()
-    with_it = {n: p.grad.clone() for n, p in byt5.named_parameters() if p.grad is not None}
-    byt5.zero_grad()
-    byt5.gradient_checkpointing_disable()
-    byt5(**batch).logits.sum().backward()
-    assert all(torch.equal(p.grad, with_it[n]) for n, p in byt5.named_parameters() if p.grad is not None)  # class B
-
-
-class _NoCheckpointing(torch.nn.Module):
-    class Net(torch.nn.Module):
-        def set_grad_checkpointing(self, enable: bool = True) -> None:
-            assert not enable, "gradient checkpointing not supported"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = self.Net()
+    """That it recomputes, bit for bit, is tested in ``levers/test_apply.py``; here, that each stage's blocks do it."""
+    for stage, network in (
+        ("classify", SignClassifier("resnet10t", 3)),
+        ("detect", Detector("n")),
+        ("transliterate", build_byt5(debug_config("transliterate"))),
+    ):
+        for how in ("full", "selective"):
+            apply_levers(network, resolve(asked(checkpointing=how), stage, cuda=False))
+            assert all(b.forward.args[2] == (how == "selective") for b in repeated_blocks(network))
 
 
 def acts_compile(tmp_path: Path) -> None:
-    from dubsar.pipelines.stages import classify, detect, transliterate
-
-    network = SignClassifier("resnet10t", 3)
-    classify.apply_levers(network, resolve(asked(compile="full"), "classify", cuda=False))
-    assert network.net._compiled_call_impl is not None
-    assert not [k for k in network.state_dict() if "_orig_mod" in k]
-    detector = Detector("n")
-    detect.apply_levers(detector, resolve(asked(compile="full"), "detect", cuda=False))
-    assert detector.net._compiled_call_impl is not None
-    byt5 = build_byt5(debug_config("transliterate"))
-    transliterate.apply_levers(byt5, resolve(asked(compile="per_block"), "transliterate", cuda=False))
-    assert all(b._compiled_call_impl is not None for b in (*byt5.encoder.block, *byt5.decoder.block))
-    assert byt5._compiled_call_impl is None
-    transliterate.apply_levers(byt5, resolve(asked(compile="full"), "transliterate", cuda=False))
-    assert byt5._compiled_call_impl is not None
+    for stage, network in (
+        ("classify", SignClassifier("resnet10t", 3)),
+        ("detect", Detector("n")),
+        ("transliterate", build_byt5(debug_config("transliterate"))),
+    ):
+        whole = getattr(network, "net", network)
+        apply_levers(network, resolve(asked(compile="per_block"), stage, cuda=False))
+        assert all(b._compiled_call_impl is not None for b in repeated_blocks(network))
+        assert whole._compiled_call_impl is None
+        apply_levers(network, resolve(asked(compile="full"), stage, cuda=False))
+        assert whole._compiled_call_impl is not None
+        assert not [k for k in network.state_dict() if "_orig_mod" in k]
 
 
 def acts_compile_mode(tmp_path: Path) -> None:
-    from dubsar.pipelines.stages import classify
-
     given: dict[str, Any] = {}
 
     class Recorder(torch.nn.Module):
         def compile(self, **options: Any) -> None:
             given.update(options)
 
-    holder = torch.nn.Module()
+    holder: Any = torch.nn.Module()
     holder.net = Recorder()
-    classify.apply_levers(holder, resolve(asked(compile="full", compile_mode="max-autotune"), "classify", cuda=False))
-    assert given["mode"] == "max-autotune"
+    apply_levers(holder, resolve(asked(compile="full", compile_mode="max-autotune"), "classify", cuda=False))
+    assert (given["mode"], given["dynamic"], given["backend"]) == ("max-autotune", False, "inductor")
+
+
+def acts_cuda_graphs(tmp_path: Path) -> None:
+    """The kernels are replayed in ``levers/test_apply.py``, on a GPU; here, what the compiler is asked for."""
+    given: dict[str, Any] = {}
+
+    class Recorder(torch.nn.Module):
+        def compile(self, **options: Any) -> None:
+            given.update(options)
+
+    holder: Any = torch.nn.Module()
+    holder.net = Recorder()
+    apply_levers(holder, resolve(asked(cuda_graphs=True), "detect", cuda=True))
+    assert given["backend"] == "cudagraphs"
+    apply_levers(holder, resolve(asked(cuda_graphs=True, compile="full"), "detect", cuda=True))
+    assert (given["backend"], given["mode"]) == ("inductor", "reduce-overhead")
+    given.clear()
+    apply_levers(holder, resolve(asked(cuda_graphs=True), "detect", cuda=False))
+    assert not given
 
 
 def acts_attention(tmp_path: Path) -> None:
@@ -308,17 +309,18 @@ def acts_attention(tmp_path: Path) -> None:
 
 def acts_packing(tmp_path: Path) -> None:
     draw = torch.Generator().manual_seed(0)
-    lengths = (torch.rand(2000, generator=draw) ** 3 * 190 + 10).int().tolist()
-
-    def padded(bucket: bool) -> int:
-        batches = TokenBudget(lengths, 2000, bucket=bucket, seed=0).epoch(0)
-        assert sorted(i for b in batches for i in b) == list(range(len(lengths)))
-        assert all(max(lengths[i] for i in b) * len(b) <= 2000 for b in batches)
-        return sum(max(lengths[i] for i in b) * len(b) for b in batches)
-
-    real = sum(lengths)
-    assert padded(False) > 1.8 * real
-    assert padded(True) < 1.05 * real
+    lengths_N2 = ((torch.rand(2000, 2, generator=draw) ** 3) * 190 + 10).long().numpy()
+    steps = PackedSteps(lengths_N2, Capacity.of(lengths_N2), 8, seed=0)
+    own_L2, packs = own_lengths(lengths_N2, steps[0])
+    computed = {}
+    for layout in ("off", "bucket", "pack"):
+        rectangles = lay_out(own_L2, packs, layout)
+        assert sorted(i for rows in rectangles for row in rows for i in row) == list(range(len(own_L2)))
+        computed[layout] = padded_ids(own_L2, rectangles, steps.capacity if layout == "pack" else None)
+    real = int(own_L2.sum())
+    assert computed["off"] > 1.8 * real
+    assert real <= computed["bucket"] < 0.8 * computed["off"]
+    assert real <= computed["pack"] < 1.25 * real
 
 
 ACTS: dict[str, Callable[[Path], None]] = {

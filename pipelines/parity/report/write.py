@@ -14,9 +14,9 @@ from rich.text import Text
 
 from dubsar.models.checkpoint import write_atomically
 from dubsar.pipelines.callbacks import write_json
-from dubsar.pipelines.parity.report_drawings import COLOURS, draw_forest, draw_losses
-from dubsar.pipelines.parity.report_junit import junit
-from dubsar.pipelines.parity.report_sections import MEANING, Section, sections, signed, tone
+from dubsar.pipelines.parity.report.drawings import COLOURS, draw_forest, draw_losses
+from dubsar.pipelines.parity.report.junit import junit
+from dubsar.pipelines.parity.report.sections import MEANING, Section, sections, signed, tone
 from dubsar.pipelines.parity.result import ParityResult
 
 _STYLE = """

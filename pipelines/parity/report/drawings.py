@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from dubsar.pipelines.parity.report_sections import ARMS, signed, tone
+from dubsar.pipelines.parity.report.sections import ARMS, signed, tone
 from dubsar.pipelines.parity.result import Outcome, ParityResult
 
 COLOURS = {"passed": "#116329", "undecided": "#8a5a00", "failed": "#a40e26"}

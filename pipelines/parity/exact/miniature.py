@@ -1,4 +1,4 @@
-"""Each stage in small, without a data file: the real system, the real stream and collator, a tiny network, made-up data.
+"""Each stage in small, without a data file: the real system, stream and collator, a tiny network, made-up data.
 
 The same seed gives the same first weights and the same batches, whatever the levers, so that two miniatures differ in
 their levers alone. Levers are resolved and applied as in a training, and `fit` trains through the same trainer.
@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 from lightning.pytorch.callbacks import Callback
 from torch.utils._pytree import tree_map
+from transformers.models.t5.modeling_t5 import T5LayerNorm
 
 from dubsar.configs.blocks import Efficiency, Optim, Trainer
 from dubsar.configs.schema import (
@@ -48,7 +50,7 @@ CLASSES = 6
 TILE = 128
 LARGE_TILE = 640  # from here on the anchors of stride 4 need more than the 8 significand bits of bfloat16
 SIGN_PX = 40.0
-# One of each kind of block that YOLO11 has, at strides 4 and 8: far quicker to compile than the 23 layers of the real one
+# one of most kinds of block that YOLO11 has, at strides 4 and 8: far quicker to compile than its 23 layers
 SMALL_YOLO: dict[str, Any] = {
     "nc": 1,
     "scale": "n",
@@ -226,6 +228,9 @@ def in_float64(miniature: Miniature) -> Iterator[None]:
     """Compute a miniature in float64 from the weights and batches that it has in float32."""
     before, batch = torch.get_default_dtype(), miniature.stream.batch
     miniature.system.double()
+    for module in miniature.system.modules():
+        if isinstance(module, T5LayerNorm):  # its own takes the variance in float32, whatever it is given
+            module.forward = partial(_rms_norm, module)  # type: ignore[method-assign]
     miniature.stream.batch = lambda number: tree_map(_as_double, batch(number))  # type: ignore[method-assign]
     torch.set_default_dtype(torch.float64)
     try:
@@ -233,6 +238,12 @@ def in_float64(miniature: Miniature) -> Iterator[None]:
     finally:
         torch.set_default_dtype(before)
         miniature.stream.batch = batch  # type: ignore[method-assign]
+
+
+def _rms_norm(norm: T5LayerNorm, states_BLD: torch.Tensor) -> torch.Tensor:
+    mean_BL1 = states_BLD.square().mean(-1, keepdim=True)
+    scaled_BLD: torch.Tensor = norm.weight * states_BLD * torch.rsqrt(mean_BL1 + norm.variance_epsilon)
+    return scaled_BLD
 
 
 def _as_double(value: Any) -> Any:

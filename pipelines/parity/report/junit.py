@@ -8,7 +8,7 @@ is skipped.
 import re
 from xml.etree import ElementTree as ET
 
-from dubsar.pipelines.parity.report_sections import MEANING, conclusion, number
+from dubsar.pipelines.parity.report.sections import MEANING, conclusion, number
 from dubsar.pipelines.parity.result import ParityResult
 from dubsar.pipelines.parity.statistics import Verdict
 

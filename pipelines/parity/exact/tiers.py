@@ -11,10 +11,9 @@ A lever of class B is `EXACT` behind T1, and one of class A without a random dra
 (P, S, M) have passed what can be said without training; T4 and T5 decide.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import lru_cache
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -24,10 +23,10 @@ from torch import Tensor
 from dubsar.configs.blocks import Efficiency
 from dubsar.pipelines.levers.observe import Observer
 from dubsar.pipelines.levers.table import LEVERS, Lever
-from dubsar.pipelines.parity.miniature import Change, build, fit, in_float64
-from dubsar.pipelines.parity.record import Record, Recorder
+from dubsar.pipelines.parity.exact.miniature import Change, build, fit, in_float64
+from dubsar.pipelines.parity.exact.record import Record, Recorder
+from dubsar.pipelines.parity.exact.rounding import Rounded
 from dubsar.pipelines.parity.result import REFUSED, Finding
-from dubsar.pipelines.parity.rounding import Rounded
 from dubsar.pipelines.parity.statistics import Verdict
 
 OBSERVED_STEPS = 8
@@ -42,7 +41,7 @@ ROWS: dict[str, Lever] = {lever.name: lever for lever in LEVERS}
 
 
 def run_cheap_tiers(stage: str, levers: Mapping[str, Any], *, change: Change | None = None) -> list[Finding]:
-    """Judge levers by the tiers that cost seconds, the cheaper tiers first; a lever that fails one is left out of the next.
+    """Judge levers by the tiers that cost seconds, cheaper tiers first; a lever that fails one is left out of the next.
 
     All levers are seen to act together (T0); then each is compared alone with the reference, all levers off, and where
     several act, all those together that leave model and random draws as they are (``bundle``).
@@ -220,8 +219,9 @@ def error_ratio(stage: str, lever: str, levers: Mapping[str, Any], change: Chang
     turns over is no measure of rounding. The cosine between the whole gradients must be 0.9999, or 0.9 in 16 bits.
     """
     precision = levers.get("precision", "fp32")
-    exact, reference = _exact(stage), _honest(stage, precision)
-    candidate = _record(stage, levers, large=True, choices=exact.choices, change=change)
+    large = precision != "fp32"  # float32 has bits enough for anchors of any size
+    exact, reference = _exact(stage, large), _honest(stage, precision)
+    candidate = _record(stage, levers, large=large, choices=exact.choices, change=change)
     bound, worst = ERROR_RATIO[precision], ("", 0.0)
     for name, ratio in _ratios(candidate, reference, exact, same_layout="S" not in _exactness(levers)):
         if not ratio <= bound:
@@ -235,7 +235,7 @@ def error_ratio(stage: str, lever: str, levers: Mapping[str, Any], change: Chang
     if not cosine >= LEAST_COSINE[precision]:
         what = f"the gradient has a cosine of {cosine:.4f} to that in float64 (at least {LEAST_COSINE[precision]:g})"
         return Finding("T3", lever, Verdict.INFERIOR, what, "the whole gradient", numbers)
-    what = f"error at most {worst[1]:.2f} times that of an honest {precision} computation ({worst[0]}), cosine {cosine:.6f}"
+    what = f"error at most {worst[1]:.2f} times that of an honest {precision} computation: {worst[0]}"
     verdict = Verdict.EQUIVALENT if _exactness(levers) <= set("AB") else None
     return Finding("T3", lever, verdict, what, numbers=numbers)
 
@@ -279,17 +279,16 @@ def _cosine(candidate: Mapping[str, Tensor], exact: Mapping[str, Tensor]) -> flo
 
 
 @lru_cache
-def _exact(stage: str) -> Record:
-    return _record(stage, {}, large=True, double=True)
+def _exact(stage: str, large: bool) -> Record:
+    return _record(stage, {}, large=large, double=True)
 
 
 @lru_cache
 def _honest(stage: str, precision: str) -> Record:
-    choices = _exact(stage).choices
     if precision == "fp32":
-        return _record(stage, {}, large=True, choices=choices)
+        return _record(stage, {}, choices=_exact(stage, False).choices)
     with Rounded(SIXTEEN_BITS[precision]):
-        return _record(stage, {"precision": precision}, large=True, double=True, choices=choices)
+        return _record(stage, {"precision": precision}, large=True, double=True, choices=_exact(stage, True).choices)
 
 
 def _record(

@@ -15,10 +15,10 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from dubsar.pipelines.parity.report import markdown, page, summarise, write_reports
-from dubsar.pipelines.parity.report_drawings import COLOURS, draw_forest, draw_losses
-from dubsar.pipelines.parity.report_junit import junit
-from dubsar.pipelines.parity.report_sections import MEANING, conclusion, saved_hours, tone
+from dubsar.pipelines.parity.report.drawings import COLOURS, draw_forest, draw_losses
+from dubsar.pipelines.parity.report.junit import junit
+from dubsar.pipelines.parity.report.sections import MEANING, conclusion, saved_hours, tone
+from dubsar.pipelines.parity.report.write import markdown, page, summarise, write_reports
 from dubsar.pipelines.parity.result import Curve, Finding, Outcome, ParityResult, Ratio, Stratum
 from dubsar.pipelines.parity.statistics import Verdict
 

@@ -1,0 +1,103 @@
+"""The commands that prove what optimisations cost and gain: `dubsar parity` and `dubsar bench`."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dubsar.pipelines.cli_options import Overrides, Stage, stage_config
+
+UNMET = 1
+
+
+class Preset(StrEnum):
+    """How much a comparison takes."""
+
+    full = "full"
+    two_epochs = "two_epochs"
+    gpu_check = "gpu-check"
+
+
+class Bench(StrEnum):
+    """Benchmarks."""
+
+    packing = "packing"
+    crops = "crops"
+    read = "read"
+    step = "step"
+    optimizer = "optimizer"
+    compile = "compile"
+
+
+def parity(  # noqa: PLR0913, PLR0917 - options of a command, which typer passes by name
+    stage: Annotated[Stage | None, typer.Argument(help="Not needed for gpu-check.", show_default=False)] = None,
+    overrides: Overrides = None,
+    levers: Annotated[str | None, typer.Option(help="Levers to judge, as a,b; without it the config's bundle.")] = None,
+    bundle: Annotated[
+        bool, typer.Option("--bundle", help="All levers that the config turns on (the default).")
+    ] = False,
+    preset: Annotated[Preset, typer.Option(help="two_epochs: the first two only.")] = Preset.full,
+    seeds: Annotated[int, typer.Option(min=1, help="Paired trainings.")] = 3,
+    margin: Annotated[list[str] | None, typer.Option(help="Bearable loss, as cer=0.2 (percentage points).")] = None,
+    config: Annotated[Path | None, typer.Option(help="A YAML; without it the stage's own, which ships.")] = None,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="Without it runs/parity/STAGE-NAME.")] = None,
+    fallback: Annotated[str, typer.Option(help="fp32: judge again in float32 where 16 bits are inferior.")] = "",
+    runs: Annotated[int, typer.Option(min=0, help="Most comparisons to find a failing bundle's culprit.")] = 25,
+) -> None:
+    """Prove, or fail to prove, that optimisations cost no accuracy. Finished trainings in the folder are used again.
+
+    Examples:
+
+        dubsar parity transliterate --levers packing
+
+        dubsar parity transliterate --bundle --seeds 5 --margin cer=0.5 --margin ser=1
+
+        dubsar parity --preset gpu-check
+    """
+    from dubsar.pipelines.console import print_table
+    from dubsar.pipelines.parity.result import exit_status
+
+    if preset is Preset.gpu_check:
+        from dubsar.pipelines.parity.gpu.check import gpu_check
+
+        raise typer.Exit(exit_status(gpu_check(out).verdict))
+    if stage is None:
+        raise ValueError("STAGE is missing: classify, detect or transliterate")
+    if bundle and levers:
+        raise ValueError("--bundle and --levers exclude one another")
+    from dubsar.pipelines.parity.plan import Plan, choose_levers, parse_margins
+    from dubsar.pipelines.parity.report.write import summarise
+    from dubsar.pipelines.parity.run import parity as judge_plan
+
+    resolved = stage_config(stage.value, config, overrides)
+    asked = choose_levers(resolved, levers.split(",") if levers else [])
+    folder = out or Path("runs/parity") / f"{stage.value}-{resolved.name}"
+    plan = Plan(resolved, asked, parse_margins(margin or []), seeds, folder, runs)
+    result = judge_plan(plan, preset=preset.value, fallback=fallback)
+    for table in summarise(result):
+        print_table(table)
+    raise typer.Exit(exit_status(result.verdict))
+
+
+def bench(
+    what: Bench,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="Folder for JSON and plot.")] = None,
+    rounds: Annotated[int, typer.Option(help="Interleaved rounds.")] = 20,
+    threads: Annotated[int, typer.Option(min=1, help="Of the CPU.")] = 1,
+    clock: Annotated[str, typer.Option(help="wall, or cpu: the time that this process computed.")] = "wall",
+    stage: Annotated[list[Stage] | None, typer.Option(help="For step, optimizer, compile; without it all.")] = None,
+) -> None:
+    """Measure what an optimisation gains, interleaved with what it replaces, and say whether what is required is met.
+
+    Examples:
+
+        dubsar bench packing -o bench/
+
+        dubsar bench step --stage classify --clock cpu
+    """
+    from dubsar.pipelines.bench.run import bench as run_bench
+
+    stages = [s.value for s in stage or []]
+    result = run_bench(what.value, out, rounds=rounds, threads=threads, clock=clock, stages=stages)
+    raise typer.Exit(0 if result.passed else UNMET)

@@ -1,0 +1,35 @@
+"""The configs that ship: each loads, and a reference is its bundle's twin with all levers off."""
+
+from pathlib import Path
+
+import pytest
+
+from dubsar.configs.base import load
+from dubsar.configs.blocks import Efficiency
+from dubsar.configs.schema import STAGES, ReadConfig
+from dubsar.pipelines.levers.resolve import resolve
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+FILES = sorted(p.relative_to(CONFIGS).as_posix() for p in CONFIGS.rglob("*.yaml"))
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_shipped_config_loads_and_its_header_names_a_command(file: str) -> None:
+    path = CONFIGS / file
+    load(path, ReadConfig if path.stem == "read" else STAGES[path.stem])
+    assert path.read_text(encoding="utf-8").startswith("# ")
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_the_reference_is_the_bundle_with_all_levers_off(stage: str) -> None:
+    bundle, reference = (load(CONFIGS / folder / f"{stage}.yaml", STAGES[stage]) for folder in ("a100", "reference"))
+    assert reference.efficiency == Efficiency()
+    assert bundle.model_copy(update={"efficiency": Efficiency(), "name": "reference"}) == reference
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_lever_of_the_bundle_acts_on_a_gpu(stage: str) -> None:
+    bundle = load(CONFIGS / "a100" / f"{stage}.yaml", STAGES[stage]).efficiency
+    rows = resolve(bundle.model_copy(update={"precision": "fp32"}), stage, cuda=True).rows
+    assert [(row.lever, row.why) for row in rows if row.why] == []
+    assert bundle.precision == "bf16"  # which the GPU itself has to confirm
