@@ -343,21 +343,23 @@ def _generate(
     beams: int,
 ) -> dict[str, list[Any]]:
     device = model.device
-    output = model.generate(
-        input_ids=source_BL.to(device),
-        source_ids=source_BL.to(device),
-        attention_mask=mask_BL.to(device),
-        logits_processor=LogitsProcessorList(processors),
-        num_beams=beams,
-        do_sample=False,
-        # room for the longest piece of every sign: with less, a line's text would depend on its neighbours in the batch
-        max_new_tokens=max(counts) * (1 + MAX_PIECE_BYTES) + 1,
-        decoder_start_token_id=PAD,
-        pad_token_id=PAD,
-        eos_token_id=END,
-        return_dict_in_generate=True,
-        output_scores=True,
-    )
+    # every step of decoding has another length: blocks compiled for training would be compiled again for each
+    with torch.compiler.set_stance("force_eager"):
+        output = model.generate(
+            input_ids=source_BL.to(device),
+            source_ids=source_BL.to(device),
+            attention_mask=mask_BL.to(device),
+            logits_processor=LogitsProcessorList(processors),
+            num_beams=beams,
+            do_sample=False,
+            # room for the longest piece of every sign: with less, a line's text would depend on those beside it
+            max_new_tokens=max(counts) * (1 + MAX_PIECE_BYTES) + 1,
+            decoder_start_token_id=PAD,
+            pad_token_id=PAD,
+            eos_token_id=END,
+            return_dict_in_generate=True,
+            output_scores=True,
+        )
     ids = output.sequences[:, 1:]
     scores = model.compute_transition_scores(
         output.sequences, output.scores, getattr(output, "beam_indices", None), normalize_logits=True

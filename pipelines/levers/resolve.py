@@ -114,6 +114,8 @@ def _decide(lever: Lever, asked: Any, stage: str, cuda: bool) -> tuple[Any, str]
             return "sdpa", "FlexAttention has no backward pass on a CPU"
         case "compile", _ if not _COMPILERS:
             return "off", "no C++ compiler is installed (g++, clang++ or c++)"
+        case "compile_mode", "max-autotune" if not cuda:
+            return "default", "without a GPU there are no kernels that max-autotune would tune for training"
         case "compile_mode", "reduce-overhead" if not cuda:
             return "default", "reduce-overhead is CUDA graphs, which need CUDA"
         case "cuda_graphs", _ if not cuda:

@@ -90,8 +90,9 @@ def test_what_is_not_done_as_asked_has_a_reason(name: str, value: Any, cuda: boo
 
 
 def test_levers_that_need_each_other() -> None:
-    together = resolve(asked(compile="full", compile_mode="max-autotune"), "classify", cuda=False)
-    assert together["compile_mode"] == "max-autotune"
+    for cuda, mode in ((True, "max-autotune"), (False, "default")):
+        together = resolve(asked(compile="full", compile_mode="max-autotune"), "classify", cuda=cuda)
+        assert together["compile_mode"] == mode
 
 
 def test_the_doctor_asks_for_each_lever_alone() -> None:
@@ -274,7 +275,7 @@ def acts_compile_mode(tmp_path: Path) -> None:
 
     holder: Any = torch.nn.Module()
     holder.net = Recorder()
-    apply_levers(holder, resolve(asked(compile="full", compile_mode="max-autotune"), "classify", cuda=False))
+    apply_levers(holder, resolve(asked(compile="full", compile_mode="max-autotune"), "classify", cuda=True))
     assert (given["mode"], given["dynamic"], given["backend"]) == ("max-autotune", False, "inductor")
 
 

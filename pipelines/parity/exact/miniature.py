@@ -137,7 +137,8 @@ def _classify(settings: dict[str, Any]) -> Miniature:
         data=ClassifyData(crop_px=32, batch_size=8, sampler="balanced"),
         model=ClassifyModel(
             backbone="resnet10t",
-            backbone_args={"channels": [8, 8, 16, 16], "stem_width": 8},
+            # a last norm of nought, as timm draws it, would let no gradient through to a frozen network's adapters
+            backbone_args={"channels": [8, 8, 16, 16], "stem_width": 8, "zero_init_last": False},
             label_smoothing=0.1,
             logit_adjustment=0.5,
         ),

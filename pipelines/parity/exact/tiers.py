@@ -34,7 +34,9 @@ BITWISE_STEPS = 20
 FUNCTION_STEPS = 3
 SAME_FUNCTION = 1e-10  # largest relative difference in float64
 NOISE = 1e-5  # of the largest gradient: one below it is rounding alone, such as of a bias in front of a batch norm
-ERROR_RATIO = {"fp32": 2.0, "bf16": 3.0, "fp16": 3.0}
+# in float32 a kernel that adds up in another order is up to four times as far off as the reference (channels-last
+# convolutions on a CPU); what leaks from 16 bits is thousands of times off
+ERROR_RATIO = {"fp32": 6.0, "bf16": 3.0, "fp16": 3.0}
 LEAST_COSINE = {"fp32": 0.9999, "bf16": 0.9, "fp16": 0.9}  # between the whole gradient and that in float64
 SIXTEEN_BITS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 ROWS: dict[str, Lever] = {lever.name: lever for lever in LEVERS}
@@ -200,7 +202,7 @@ def _in_float64(stage: str) -> Record:
 
 
 def error_ratio(stage: str, lever: str, levers: Mapping[str, Any], change: Change | None = None) -> Finding:
-    """T3: the error against float64 is at most 2 (float32) or 3 (16 bits) times that of an honest reference.
+    """T3: the error against float64 is at most 6 (float32) or 3 (16 bits) times that of an honest reference.
 
     Everything is compared that one step computes: each module's output, named parts of the loss (detect's anchor
     points, decoded boxes, box, class and distribution loss), the loss and each gradient. The ratio of a tensor is
@@ -208,7 +210,9 @@ def error_ratio(stage: str, lever: str, levers: Mapping[str, Any], change: Chang
         RMSE(lever, float64) / (RMSE(reference, float64) + t * RMS(float64) / sqrt(n))
 
     with n its elements and t the median relative error of the reference: the error of a tensor of few elements is known
-    roughly only, and that of a single number may be nought by luck.
+    roughly only, and that of a single number may be nought by luck. In float32 the denominator is at least t *
+    RMS(float64): a kernel that adds up in another order may be seven times off in a first layer, where the reference
+    happens to be nearly exact (channels-last convolutions on a CPU), and still below what is typical of the network.
 
     The honest reference of float32 is the network with all levers off. That of 16 bits is computed in float64, where
     operands and results of convolutions and products are rounded to 16 bits, forward and backward, under autocast
@@ -222,12 +226,12 @@ def error_ratio(stage: str, lever: str, levers: Mapping[str, Any], change: Chang
     large = precision != "fp32"  # float32 has bits enough for anchors of any size
     exact, reference = _exact(stage, large), _honest(stage, precision)
     candidate = _record(stage, levers, large=large, choices=exact.choices, change=change)
-    bound, worst = ERROR_RATIO[precision], ("", 0.0)
-    for name, ratio in _ratios(candidate, reference, exact, same_layout="S" not in _exactness(levers)):
-        if not ratio <= bound:
-            what = (
-                f"{name}: its error is {ratio:.3g} times that of an honest {precision} computation (at most {bound:g})"
-            )
+    worst = ("", 0.0)
+    ratios = _ratios(candidate, reference, exact, same_layout="S" not in _exactness(levers), islands=large)
+    for name, ratio in ratios:
+        if not ratio <= ERROR_RATIO[precision]:
+            honest = f"that of an honest {precision} computation (at most {ERROR_RATIO[precision]:g})"
+            what = f"{name}: its error is {ratio:.3g} times {honest}"
             return Finding("T3", lever, Verdict.INFERIOR, what, name, {"error ratio": ratio})
         worst = max(worst, (name, ratio), key=lambda found: found[1])
     cosine = _cosine(candidate.gradients, exact.gradients)
@@ -244,27 +248,32 @@ def _exactness(levers: Mapping[str, Any]) -> set[str]:
     return set().union(*map(_class, levers)) - {"+"}
 
 
-def _ratios(candidate: Record, reference: Record, exact: Record, *, same_layout: bool) -> Iterator[tuple[str, float]]:
+def _ratios(
+    candidate: Record, reference: Record, exact: Record, *, same_layout: bool, islands: bool
+) -> Iterator[tuple[str, float]]:
     """Yield the error ratio of each tensor in the order of execution; of modules those that the candidate shows."""
     forward = exact.forward if same_layout else exact.examples | {"loss": exact.losses[0]}
     shown = {n: t for n, t in forward.items() if n in candidate.forward or n not in exact.modules}
-    yield from _ratios_of(candidate.forward, reference.forward, shown)
+    yield from _ratios_of(candidate.forward, reference.forward, shown, islands=islands)
     backward = dict(reversed(exact.gradients.items()))
-    for name, ratio in _ratios_of(candidate.gradients, reference.gradients, backward):
+    for name, ratio in _ratios_of(candidate.gradients, reference.gradients, backward, islands=islands):
         yield f"gradient of {name}", ratio
     if _same_gradients(candidate, reference):
-        yield from _ratios_of(candidate.weights, reference.weights, exact.weights)
+        yield from _ratios_of(candidate.weights, reference.weights, exact.weights, islands=islands)
 
 
 def _ratios_of(
-    candidate: Mapping[str, Tensor], reference: Mapping[str, Tensor], exact: Mapping[str, Tensor]
+    candidate: Mapping[str, Tensor], reference: Mapping[str, Tensor], exact: Mapping[str, Tensor], *, islands: bool
 ) -> Iterator[tuple[str, float]]:
+    """Yield the error ratio of each tensor; ``islands``: some are to be nearly exact, so that nothing is let pass."""
     sizes = {name: _rms(tensor) for name, tensor in exact.items()}
     honest = {name: _rms(reference[name] - tensor) for name, tensor in exact.items()}
     relative = sorted(honest[name] / sizes[name] for name in exact if sizes[name])
     typical = relative[len(relative) // 2]
     for name, tensor in exact.items():
         allowed = honest[name] + typical * sizes[name] / tensor.numel() ** 0.5
+        if not islands:
+            allowed = max(allowed, typical * sizes[name])
         error = _rms(candidate[name] - tensor)
         yield name, error / allowed if allowed else float("inf") if error else 0.0
 
