@@ -203,7 +203,7 @@ def _explain(error: Any, schema: type[Block], source: _Source) -> str:
         return f"{place}: unknown key {name!r}{hint}"
     if error["type"] == "missing":
         return f"{place}: {name!r} is missing; give it a value"
-    return f"{place}: {name!r} is {error['input']!r}: {error['msg']}"
+    return f"{place}: {name!r} is {error['input']!r}: {error['msg'].removeprefix('Value error, ')}"
 
 
 def _fields(schema: type[Block], at: Path_) -> list[str]:

@@ -84,7 +84,7 @@ class Detector(nn.Module):
             The loss, and its parts (box, cls, dfl) detached.
         """
         with torch.autocast(predictions["scores"].device.type, enabled=False):
-            raw = {
+            raw: dict[str, Any] = {
                 "boxes": at_least_float32(predictions["boxes"]),
                 "scores": at_least_float32(predictions["scores"]),
                 "feats": [at_least_float32(f) for f in predictions["feats"]],

@@ -117,7 +117,7 @@ class SignAlignedT5(T5ForConditionalGeneration):  # type: ignore[misc]
     def forward(
         self,
         input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
+        attention_mask: Any = None,
         decoder_input_ids: torch.Tensor | None = None,
         encoder_outputs: Any = None,
         *,
@@ -139,7 +139,7 @@ class SignAlignedT5(T5ForConditionalGeneration):  # type: ignore[misc]
         source_ids = input_ids if source_ids is None else source_ids
         assert source_ids is not None
         assert decoder_input_ids is not None
-        encoder_mask = attention_mask
+        encoder_mask: Any = attention_mask
         if source_documents is not None:
             assert decoder_documents is not None
             encoder_mask, kwargs["decoder_attention_mask"], attention_mask = attention_masks(

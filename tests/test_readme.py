@@ -26,7 +26,10 @@ def test_named_files_exist(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", sorted(set(re.findall(r"dubsar (read|train|evaluate|synth|ship|export|config|doctor|data \w+)", README)))
+    "command",
+    sorted(
+        set(re.findall(r"dubsar (read|train|evaluate|synth|ship|export|config|parity|bench|doctor|data \w+)", README))
+    ),
 )
 def test_commands_exist(command: str) -> None:
     group = typer.main.get_command(app)

@@ -3,6 +3,7 @@
 Ultralytics is imported inside of tests, behind the module that keeps it offline.
 """
 
+import copy
 import os
 from pathlib import Path
 
@@ -222,3 +223,14 @@ def test_ultralytics_is_kept_offline() -> None:
     assert (os.environ["YOLO_OFFLINE"], os.environ["YOLO_AUTOINSTALL"]) == ("true", "false")
     assert ONLINE is False
     assert os.environ["YOLO_CONFIG_DIR"] in str(SETTINGS.file)
+
+
+def test_an_export_of_a_copy_leaves_the_detector_alive() -> None:
+    """A cold export of the live network leaves fake tensors in its anchors: a real pass first, then a copy."""
+    detector = Detector("n").eval()
+    tiles = torch.rand(1, 3, 64, 64)
+    before = detector.detect(tiles)
+    torch.export.export(copy.deepcopy(detector.net), (tiles,))
+    after = detector.detect(tiles)
+    assert type(after) is torch.Tensor
+    assert torch.equal(before, after)

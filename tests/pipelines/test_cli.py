@@ -20,6 +20,8 @@ COMMANDS = [
     ["config"],
     ["ship"],
     ["export"],
+    ["parity"],
+    ["bench"],
     ["doctor"],
     ["data", "check"],
     ["data", "list"],

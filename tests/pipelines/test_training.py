@@ -99,6 +99,9 @@ class Counting(Stream):
     def batch(self, number: int) -> dict[str, torch.Tensor]:
         return {"number": torch.tensor(number)}
 
+    def epoch_batches(self) -> int:
+        return 10
+
 
 def numbers(stream: Stream, count: int, workers: int = 0) -> list[int]:
     loader = DataLoader(stream, batch_size=None, num_workers=workers)
@@ -254,7 +257,7 @@ def test_what_the_levers_became_is_written_beside_what_was_asked(
     seen = {name: row["engaged"] for name, row in rows.items() if "engaged" in row}
     assert seen == dict.fromkeys(("precision", "attention", "fused_optimizer", "ema", "checkpointing"), True)
     # the trap: T5's relative position bias needs a gradient, for which no fused kernel is built on a CPU
-    assert rows["attention"]["observed"].startswith("3 x math kernels; math is not fused")
+    assert rows["attention"]["observed"].endswith("the device allows no other")
     assert rows["fused_optimizer"]["observed"].startswith("2 of 2 parameter groups are fused, 2 calls")
     assert "does not act" not in capfd.readouterr().err
     train("transliterate", tmp_path / "off", *TINY, "trainer.max_steps=2")

@@ -31,7 +31,9 @@ class Case:
 CASES: tuple[Case, ...] = (
     Case("precision", "bf16"),
     Case("precision", "fp16"),
-    Case("compile", "per_block", stages=frozenset({"transliterate", "detect"})),
+    # not detect: its layers differ, and compiling each for three tiers takes a minute and a half; it passes when asked
+    # (`dubsar parity detect --levers compile`)
+    Case("compile", "per_block", stages=frozenset({"transliterate"})),
     Case("compile", "full", stages=frozenset({"classify"})),
     Case("compile_mode", "max-autotune", (("compile", "full"),), frozenset({"classify"})),
     Case("attention", "sdpa"),

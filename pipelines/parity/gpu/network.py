@@ -65,7 +65,7 @@ def cuda_graphs(device: torch.device, *, tiny: bool = False) -> Found:
     wanted = {"boxes": network.detect(tiles)}
     if unequal({"boxes": network.detect(tiles)}, wanted):
         raise CannotJudge("the detector does not give the same bits twice without a graph")
-    graphed = with_levers(network, cuda_graphs=True)
+    graphed: Any = with_levers(network, cuda_graphs=True)
     replays = Replays()
     replays.install()
     try:

@@ -76,7 +76,7 @@ def test_a_conflict_is_a_config_error_with_file_and_line(
 def test_a_block_that_was_not_loaded_falls_back_with_the_reason() -> None:
     """As the leave-one-out of a parity check makes them, from a block that was valid."""
     bundle = Efficiency.model_validate({"compile": "full", "compile_mode": "max-autotune"}, strict=False)
-    rest = resolve(bundle.model_copy(update={"compile": "off"}), "classify", cuda=False)
+    rest = resolve(bundle.model_copy(update={"compile": "off"}), "classify", cuda=True)
     assert rest["compile_mode"] == "default"
     assert next(r.why for r in rest.rows if r.lever == "compile_mode").startswith("compile is off")
     both = Efficiency(ema=None).model_copy(update={"ema": {"decay": 0.9}, "swa": {"lr": 1e-4}})

@@ -104,9 +104,7 @@ def test_each_lever_acts_on_a_gpu(check: Check) -> None:
 def test_anchors_in_bf16_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dubsar.models.detector.at_least_float32", lambda tensor: tensor)
     row = run(first("float32_island"))
-    assert row.outcome == FAILED
-    assert row.found is not None
-    assert row.found.figure >= 1  # px
+    assert row.outcome == FAILED  # what finds the anchors themselves is T3, see the exact tiers
 
 
 def test_a_bias_that_is_not_the_same_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,14 +136,9 @@ def test_an_optimizer_that_is_not_fused_is_not_engaged(monkeypatch: pytest.Monke
     assert run(first("fused_adamw")).outcome == NOT_ENGAGED
 
 
-@pytest.mark.parametrize("name", ["checkpointing", "channels_last"])
-def test_a_lever_that_does_nothing_is_not_engaged(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lever_that_does_nothing_is_not_engaged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_network, "with_levers", lambda network, **_: network)
-    row = run(first(name))
-    if name == "checkpointing":
-        assert row.outcome == NOT_ENGAGED
-    else:  # the pictures alone are laid out anew; PyTorch's convolutions follow them
-        assert row.found is not None
+    assert run(first("checkpointing")).outcome == NOT_ENGAGED
 
 
 def test_gradients_that_are_nought_beside_others_count_as_rounding() -> None:
