@@ -214,7 +214,7 @@ def power(seeds: int, sd_over_margin: float, loss_over_margin: float = 0.0) -> f
     """
     degrees = seeds - 1
     shift = (1 - loss_over_margin) / sd_over_margin * np.sqrt(seeds)
-    return float(stats.nct.sf(stats.t.ppf(1 - LEVEL, degrees), degrees, shift))
+    return _chance_above(degrees, shift)
 
 
 def seeds_needed(sd_over_margin: float, chance: float = POWER) -> int | None:
@@ -246,7 +246,7 @@ def power_at(interval: Interval, margin: float, seeds: int | None = None) -> flo
     if total == 0:
         return 1.0
     degrees = interval.degrees if seeds == interval.seeds else degrees
-    return float(stats.nct.sf(stats.t.ppf(1 - LEVEL, degrees), degrees, margin / np.sqrt(total)))
+    return _chance_above(degrees, margin / np.sqrt(total))
 
 
 def seeds_to_settle(interval: Interval, margin: float, chance: float = POWER) -> int | None:
@@ -257,6 +257,16 @@ def seeds_to_settle(interval: Interval, margin: float, chance: float = POWER) ->
     if power_at(interval, margin, MOST_SEEDS) < chance:
         return None
     return next(n for n in range(3, MOST_SEEDS + 1) if power_at(interval, margin, n) >= chance)
+
+
+def _chance_above(degrees: float, shift: float) -> float:
+    """Return the chance that Student's statistic, shifted, passes the one-sided bound.
+
+    SciPy gives no number where the shift is large, as for a margin of many standard errors: then it passes.
+    """
+    bound = stats.t.ppf(1 - LEVEL, degrees)
+    chance = float(stats.nct.sf(bound, degrees, shift))
+    return chance if np.isfinite(chance) else float(shift > bound)
 
 
 def _correlation(a_S: Floats, b_S: Floats) -> float:

@@ -14,8 +14,9 @@ from dubsar.configs.schema import TransliterateConfig
 from dubsar.datasets.sources import data_root as default_root
 from dubsar.pipelines.cli import app
 from dubsar.pipelines.parity import run as run_module
+from dubsar.pipelines.parity.arms import Arm
 from dubsar.pipelines.parity.plan import Plan
-from dubsar.pipelines.parity.result import ParityResult
+from dubsar.pipelines.parity.result import Curve, ParityResult
 from dubsar.pipelines.parity.run import compare_arms, parity, train_pairs
 from dubsar.pipelines.parity.statistics import Verdict
 from dubsar.pipelines.parity.tallies import Tally
@@ -102,6 +103,34 @@ def test_an_inferior_candidate_in_16_bits_is_judged_again_in_float32(
     assert result.verdict is Verdict.EXACT
     assert result.notes[0].startswith("bf16 was INFERIOR")
     assert (tmp_path / "p" / "bf16" / "parity.json").exists()
+
+
+def test_a_bundle_that_is_inferior_is_taken_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trainings are made up: with ema every tablet has ten errors more."""
+    asked: list[frozenset[str]] = []
+
+    def arm(name: str, seed: int, errors: float) -> Arm:
+        rng = np.random.default_rng(seed)
+        parts = {m: errors + rng.normal(0, 0.5, 30) for m in ("cer", "ser")}
+        tally = Tally(np.array([f"T{n}" for n in range(30)]), parts, {m: np.full(30, 100.0) for m in parts}, {})
+        curve = Curve(name, seed, list(range(40)), [3.0 + 0.1 * seed] * 40, 1.0, {}, "commit", "CPU")
+        return Arm(curve, tally, [])
+
+    def pairs(one: Plan, levers: dict[str, Any], _: Any) -> tuple[list[Arm], list[Arm]]:
+        asked.append(frozenset(levers))
+        after = 30.0 if "ema" in levers else 20.0
+        seeds = range(one.seeds)
+        return [arm("reference", s, 20.0) for s in seeds], [arm("candidate", s, after) for s in seeds]
+
+    monkeypatch.setattr(run_module, "train_pairs", pairs)
+    monkeypatch.setattr(run_module, "run_cheap_tiers", lambda *_: [])
+    levers = {"precision": "bf16", "ema": {"decay": 0.9}, "fused_optimizer": True}
+    result = parity(plan(tmp_path / "p", levers, {"cer": 1.0, "ser": 1.0}, seeds=3))
+    assert result.verdict is Verdict.INFERIOR
+    assert [o.verdict for o in result.outcomes] == [Verdict.INFERIOR] * 2
+    assert "ema" in [f.culprit for f in result.findings if f.tier == "T6"]
+    assert asked[0] == frozenset(levers)
+    assert frozenset({"ema"}) in asked
 
 
 def test_arms_are_compared_tablet_by_tablet(tmp_path: Path) -> None:

@@ -209,3 +209,13 @@ def test_wrong_counts_and_missing_margins_are_refused() -> None:
         judge_all({"cer": interval}, {})
     with pytest.raises(ValueError, match="expected a loss above 0"):
         judge(interval, 0.0)
+
+
+@pytest.mark.parametrize("margin", [0.5, 5.0, 50.0, 500.0, 5e6])
+def test_a_margin_of_any_number_of_standard_errors_has_a_power(margin: float) -> None:
+    rng = np.random.default_rng(0)
+    arms = [Counts(20 + rng.normal(0, 0.5, (3, 30)), np.full(30, 100.0)) for _ in range(2)]
+    interval = compare(*arms, higher_is_better=False)
+    assert 0 <= power_at(interval, margin) <= 1
+    assert power_at(interval, 5e6) == pytest.approx(1)
+    assert seeds_to_settle(interval, margin) == 3
