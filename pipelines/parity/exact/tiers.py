@@ -316,13 +316,14 @@ def _record(
     steps = BITWISE_STEPS if hashed else steps
     miniature = build(stage, _efficiency(levers), steps=steps, large=large, change=change)
     recorder = Recorder(choices, hashed=hashed)
-    with in_float64(miniature) if double else nullcontext(), _deterministic() if hashed else nullcontext():
+    with in_float64(miniature) if double else nullcontext(), deterministic() if hashed else nullcontext():
         fit(miniature, [recorder])
     return recorder.record
 
 
 @contextmanager
-def _deterministic() -> Iterator[None]:
+def deterministic() -> Iterator[None]:
+    """Let PyTorch take kernels that repeat themselves, where it has such."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:

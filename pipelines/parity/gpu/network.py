@@ -1,8 +1,7 @@
 """Checks on a GPU of the levers that act on the network itself: layout, compilation, CUDA graphs, recomputation."""
 
 import copy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
@@ -13,6 +12,7 @@ from dubsar.pipelines.levers.apply import Network, apply_levers
 from dubsar.pipelines.levers.compiling import CompileMeter
 from dubsar.pipelines.levers.observe import Replays
 from dubsar.pipelines.levers.resolve import resolve
+from dubsar.pipelines.parity.exact.tiers import deterministic
 from dubsar.pipelines.parity.gpu.figures import (
     BF16,
     BITS,
@@ -109,7 +109,7 @@ def checkpointing(
     """Compare gradients with recomputed activations to those with kept ones, to the bit, and the memory of both."""
     network, batch = vit(device, tiny=tiny)
     changed = with_levers(network, checkpointing=how)
-    with _deterministic():
+    with deterministic():
         wanted, again = (computed(network, partial(loss_of, network, batch, BF16)) for _ in range(2))
         if differing := unequal(again, wanted):
             raise CannotJudge(
@@ -138,13 +138,3 @@ def _peak_gib(device: torch.device, passes: Callable[[int], None]) -> float:
     passes(0)
     torch.cuda.synchronize(device)
     return (torch.cuda.max_memory_allocated(device) - before) / GIB
-
-
-@contextmanager
-def _deterministic() -> Iterator[None]:
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
