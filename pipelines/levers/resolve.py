@@ -77,13 +77,15 @@ def resolve_config(config: StageConfig) -> Resolved:
 
     Raises:
         LeverError: see `resolve`.
-        ValueError: the trainer wants a GPU, or several, and they are not there.
+        ValueError: the trainer wants a GPU, or several, and they are not there, or a strategy that needs them.
     """
     trainer = config.trainer
     cuda = trainer.accelerator != "cpu" and torch.cuda.is_available()
     count = torch.cuda.device_count() if cuda else int(torch.backends.mps.is_available())
     if trainer.accelerator == "gpu" and not count:
         raise ValueError("trainer.accelerator is 'gpu', but PyTorch finds none here; set it to cpu or auto")
+    if trainer.strategy == "fsdp" and not cuda:
+        raise ValueError("trainer.strategy is 'fsdp', which Lightning has for GPUs only; set it to auto or ddp")
     if cuda and trainer.devices > count:
         raise ValueError(
             f"trainer.devices is {trainer.devices}, but PyTorch finds {count} GPUs here; set it to {count}"

@@ -115,6 +115,11 @@ def test_a_trainer_on_the_cpu_resolves_for_the_cpu() -> None:
     assert resolve_config(config)["precision"] == "fp32"
 
 
+def test_fsdp_is_refused_on_a_cpu() -> None:
+    with pytest.raises(ValueError, match=r"trainer\.strategy is 'fsdp', which Lightning has for GPUs only"):
+        resolve_config(debug_config("classify", "trainer.strategy=fsdp"))
+
+
 def test_flash_attention_is_never_claimed_for_t5() -> None:
     for cuda in (False, True):
         assert resolve(asked(attention="flash"), "transliterate", cuda=cuda)["attention"] == "sdpa"
