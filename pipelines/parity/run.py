@@ -124,6 +124,11 @@ def _empty(plan: Plan, preset: str) -> ParityResult:
     )
 
 
+def _subject(acting: Mapping[str, Any]) -> str:
+    """Name what a training is judged for: its one lever, or the bundle."""
+    return "bundle" if len(acting) > 1 else next(iter(acting))
+
+
 # --- T4 alone: the same function
 
 
@@ -135,7 +140,7 @@ def _by_curve(plan: Plan, acting: dict[str, Any], prepared: Any, result: ParityR
     arms = [train("reference", {}), train("candidate", acting)]
     moved = [train(f"reference-moved{n}", {}, functools.partial(move_one_weight, n)) for n in range(1, RERUNS + 1)]
     found = band([arm.curve.losses for arm in (arms[0], *moved)])
-    finding = judge_curve("bundle" if len(acting) > 1 else next(iter(acting)), found, arms[1].curve.losses)
+    finding = judge_curve(_subject(acting), found, arms[1].curve.losses)
     if finding.passed:
         finding = dataclasses.replace(finding, verdict=Verdict.EQUIVALENT)
     findings = [*result.findings, finding]
@@ -155,7 +160,6 @@ def _by_curve(plan: Plan, acting: dict[str, Any], prepared: Any, result: ParityR
 
 def _by_outcome(plan: Plan, acting: dict[str, Any], prepared: Any, result: ParityResult) -> ParityResult:
     references, candidates = train_pairs(plan, acting, prepared)
-    lever = "bundle" if len(acting) > 1 else next(iter(acting))
     intervals = compare_arms(plan.config.stage, references, candidates)
     outcomes = judge_metrics(intervals, plan.margins, HIGHER_IS_BETTER)
     findings = list(result.findings)
@@ -165,9 +169,9 @@ def _by_outcome(plan: Plan, acting: dict[str, Any], prepared: Any, result: Parit
         found = band([arm.curve.losses for arm in references])
         drawn = found.to_dict()
         mean = np.mean([arm.curve.losses for arm in candidates], axis=0)
-        findings.append(judge_curve(lever, found, mean.tolist()))
+        findings.append(judge_curve(_subject(acting), found, mean.tolist()))
     if plan.validated:
-        findings.append(_simple_rule(plan.config.stage, lever, references, candidates))
+        findings.append(_simple_rule(plan.config.stage, _subject(acting), references, candidates))
     verdict = worst([*(f.verdict for f in findings if f.verdict), *(o.verdict for o in outcomes)])
     if verdict is Verdict.INFERIOR and len(acting) > 1:
         findings += _attribute(plan, acting, prepared)
