@@ -70,6 +70,11 @@ class PlainLoop:
         average_by = get_ema_avg_fn(ema["decay"]) if ema else None  # type: ignore[no-untyped-call]
         self.average = AveragedModel(self.system, avg_fn=average_by, use_buffers=True) if ema else None
 
+    @property
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """What the optimizer trains."""
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
+
     def backward(self, batch: Any, number: int = 0) -> None:
         """Compute gradients."""
         with torch.autocast("cpu", torch.bfloat16, enabled=self.bf16):

@@ -25,11 +25,12 @@ from dubsar.pipelines.levers.table import BY_NAME
 from dubsar.pipelines.parity.arms import NEVER, Arm, config_hash, train_arm, with_settings
 from dubsar.pipelines.parity.attribute import who
 from dubsar.pipelines.parity.exact.tiers import run_cheap_tiers
-from dubsar.pipelines.parity.outcomes import judge_metrics, stratify, throughput
+from dubsar.pipelines.parity.outcomes import judge_metrics, stratify
 from dubsar.pipelines.parity.plan import Plan, needs_outcome, require_margins
 from dubsar.pipelines.parity.report.write import write_reports
 from dubsar.pipelines.parity.result import REFUSED, Finding, ParityResult, Stratum, verdict_of
 from dubsar.pipelines.parity.short_horizon import RERUNS, band, judge_curve, move_one_weight
+from dubsar.pipelines.parity.speeds import speeds
 from dubsar.pipelines.parity.statistics import Counts, Interval, Verdict, compare, worst
 from dubsar.pipelines.parity.tallies import HIGHER_IS_BETTER, METRICS, VALIDATED
 from dubsar.pipelines.training import commit, hardware
@@ -144,13 +145,14 @@ def _by_curve(plan: Plan, acting: dict[str, Any], prepared: Any, result: ParityR
     if finding.passed:
         finding = dataclasses.replace(finding, verdict=Verdict.EQUIVALENT)
     findings = [*result.findings, finding]
+    ratio, hours = speeds(plan, acting, prepared, arms[:1], arms[1:])
     return dataclasses.replace(
         result,
         findings=findings,
         curves=[arm.curve for arm in arms],
         band=found.to_dict(),
-        throughput=throughput(*([arm.curve.steps_per_second] for arm in arms)),
-        hours=_hours(plan, [arms[0]], [arms[1]]),
+        throughput=ratio,
+        hours=hours,
         verdict=verdict_of(findings),
     )
 
@@ -175,6 +177,7 @@ def _by_outcome(plan: Plan, acting: dict[str, Any], prepared: Any, result: Parit
     verdict = worst([*(f.verdict for f in findings if f.verdict), *(o.verdict for o in outcomes)])
     if verdict is Verdict.INFERIOR and len(acting) > 1:
         findings += _attribute(plan, acting, prepared)
+    ratio, hours = speeds(plan, acting, prepared, references, candidates)
     return dataclasses.replace(
         result,
         findings=findings,
@@ -182,8 +185,8 @@ def _by_outcome(plan: Plan, acting: dict[str, Any], prepared: Any, result: Parit
         band=drawn,
         outcomes=outcomes,
         strata=_strata(plan.config.stage, references, candidates),
-        throughput=throughput(*([a.curve.steps_per_second for a in arms] for arms in (references, candidates))),
-        hours=_hours(plan, references, candidates),
+        throughput=ratio,
+        hours=hours,
         verdict=verdict,
     )
 
@@ -245,18 +248,6 @@ def _strata(stage: str, references: Sequence[Arm], candidates: Sequence[Arm]) ->
             higher_is_better=HIGHER_IS_BETTER[metric],
         )
     ]
-
-
-def _hours(plan: Plan, references: Sequence[Arm], candidates: Sequence[Arm]) -> dict[str, dict[str, Any]]:
-    """Return device hours of the config's whole schedule at the speeds that were measured."""
-    devices = plan.config.trainer.devices * plan.config.trainer.num_nodes
-    seconds = {
-        name: plan.config.trainer.max_steps / float(np.mean([a.curve.steps_per_second for a in arms])) * devices
-        for name, arms in (("reference", references), ("candidate", candidates))
-    }
-    return {
-        name: {"hours": s / 3600, "provenance": "modelled from the speed measured here"} for name, s in seconds.items()
-    }
 
 
 # --- T6: who did it

@@ -105,10 +105,10 @@ def test_a_cost_counts_calls_ids_and_pairs() -> None:
     lengths = as_lengths([(3, 5), (2, 2), (5, 6)])
     costs = COSTS["cpu"]
     pairs = 25 + 36 + 30
-    assert cost(lengths, [[[0], [1], [2]]], costs) == pytest.approx(300 + 3 * 11 + 3 * pairs / 1200)
+    assert cost(lengths, [[[0], [1], [2]]], costs) == pytest.approx(180 + 3 * 11 + 3 * pairs / 3200)
     packs = [[2], [0, 1]]
     dense = 36 + 64 + 48
-    assert cost(lengths, [packs], costs, Capacity(6, 8)) == pytest.approx(300 + 2 * 14 + 2 * dense / 1200)
+    assert cost(lengths, [packs], costs, Capacity(6, 8)) == pytest.approx(180 + 2 * 14 + 2 * dense / 3200)
     shown = (9 + 25 + 15) + (4 + 4 + 4) + pairs  # where masked pairs are skipped
     assert cost(lengths, [packs], COSTS["cuda"], Capacity(6, 8)) == pytest.approx(2048 + 2 * 14 + shown / 20_000)
 
