@@ -12,6 +12,7 @@ from torch import nn
 
 # statistics of sign crops matter little next to the relighting that they are trained with: one simple range for all
 MEAN, STD = 0.45, 0.22
+NORMALISATIONS = ("fixed", "per_crop", "imagenet")
 # arguments of timm.create_model that name files or addresses to load, or that are set here: no config may give them
 RESERVED = frozenset(
     {
@@ -36,8 +37,7 @@ class SignClassifier(nn.Module):
         pretrained: load timm's weights for that name (from the hub, or its local cache).
         weights: local safetensors in timm's key layout instead; a head of another size is left out.
         backbone_args: keyword arguments of that timm model, such as ``channels``.
-        normalise: ``fixed`` shifts and scales all crops alike; ``per_crop`` takes each crop's own mean and deviation,
-            so that neither the lamp nor the colour of the clay shows.
+        normalise: one of `NORMALISATIONS`, see `normalised`.
         drop_rate: dropout before the head.
         drop_path_rate: stochastic depth.
 
@@ -59,28 +59,11 @@ class SignClassifier(nn.Module):
         drop_path_rate: float = 0.0,
     ) -> None:
         super().__init__()
-        if not timm.is_model(backbone):
-            near = ", ".join(difflib.get_close_matches(backbone, timm.list_models(), n=5))
-            raise ValueError(f"model.backbone: timm knows no {backbone!r}" + (f"; near it are {near}" if near else ""))
-        if taken := sorted(RESERVED & set(backbone_args or {})):
-            raise ValueError(
-                f"model.backbone_args: {', '.join(taken)} cannot be given here; weights come from model.weights, "
-                "and the number of classes from the inventory"
-            )
         options = {"drop_rate": drop_rate} | ({"drop_path_rate": drop_path_rate} if drop_path_rate else {})
-        options |= backbone_args or {}
-        self.per_crop = normalise == "per_crop"
-        try:
-            self.net = timm.create_model(
-                backbone, pretrained=pretrained and not weights, num_classes=classes, **options
-            )
-        except TypeError as error:
-            raise ValueError(f"model.backbone_args: {backbone}: {error}") from error
-        except OSError as error:
-            raise FileNotFoundError(
-                f"model.pretrained: weights of {backbone} cannot be fetched; "
-                "bring the file and give it as model.weights"
-            ) from error
+        self.normalise = check_normalisation(normalise)
+        self.net = create_backbone(
+            backbone, classes, pretrained=pretrained and not weights, given=backbone_args or {}, options=options
+        )
         if weights:
             _load(self.net, Path(weights))
 
@@ -91,21 +74,98 @@ class SignClassifier(nn.Module):
 
     def normalised(self, pixels_BCHW: torch.Tensor) -> torch.Tensor:
         """Return what the backbone is fed (B, 3, H, W) for RGB crops in 0-1."""
-        if self.per_crop:
-            deviation, mean = torch.std_mean(pixels_BCHW, dim=(1, 2, 3), keepdim=True)
-            return (pixels_BCHW - mean) / (deviation + FLAT)
-        return (pixels_BCHW - MEAN) / STD
+        return normalised(pixels_BCHW, self.normalise, self.net)
 
 
-def _load(net: nn.Module, path: Path) -> None:
+def create_backbone(
+    backbone: str, classes: int, *, pretrained: bool, given: dict[str, Any], options: dict[str, Any]
+) -> Any:
+    """Create a timm model.
+
+    Args:
+        backbone: timm model name.
+        classes: columns of its head; 0 for none.
+        pretrained: load timm's weights for that name (from the hub, or its local cache).
+        given: keyword arguments of that timm model, from a config.
+        options: more of them, which those that are given outweigh.
+
+    Raises:
+        ValueError: timm does not know the name or an argument, or an argument is not a config's to give.
+        FileNotFoundError: pretrained weights cannot be had offline.
+    """
+    if not timm.is_model(backbone):
+        near = ", ".join(difflib.get_close_matches(backbone, timm.list_models(), n=5))
+        raise ValueError(f"model.backbone: timm knows no {backbone!r}" + (f"; near it are {near}" if near else ""))
+    if taken := sorted(RESERVED & set(given)):
+        raise ValueError(
+            f"model.backbone_args: {', '.join(taken)} cannot be given here; weights come from model.weights, "
+            "and the number of classes from the inventory"
+        )
+    try:
+        return timm.create_model(backbone, pretrained=pretrained, num_classes=classes, **options | given)
+    except TypeError as error:
+        raise ValueError(f"model.backbone_args: {backbone}: {error}") from error
+    except OSError as error:
+        raise FileNotFoundError(
+            f"model.pretrained: weights of {backbone} cannot be fetched; bring the file and give it as model.weights"
+        ) from error
+
+
+def check_normalisation(kind: str) -> str:
+    """Return ``kind``.
+
+    Raises:
+        ValueError: it is none of `NORMALISATIONS`.
+    """
+    if kind not in NORMALISATIONS:
+        raise ValueError(f"model.normalise is {kind!r}, expected one of {', '.join(NORMALISATIONS)}")
+    return kind
+
+
+def normalised(pixels_BCHW: torch.Tensor, kind: str, net: Any) -> torch.Tensor:
+    """Shift and scale pixels to what a backbone is fed.
+
+    Args:
+        pixels_BCHW: RGB in 0-1.
+        kind: ``fixed`` treats all crops and channels alike; ``per_crop`` takes each crop's own mean and deviation, so
+            that neither the lamp nor the colour of the clay shows; ``imagenet`` takes each channel's as timm's weights
+            of that name expect.
+        net: the timm model.
+
+    Returns:
+        The same shape.
+    """
+    if kind == "per_crop":
+        deviation, mean = torch.std_mean(pixels_BCHW, dim=(1, 2, 3), keepdim=True)
+        return (pixels_BCHW - mean) / (deviation + FLAT)
+    if kind == "imagenet":
+        # plain numbers: tensors of them would have to be brought to the device at each call
+        means, deviations = net.pretrained_cfg["mean"], net.pretrained_cfg["std"]
+        channels = zip(pixels_BCHW.chunk(len(means), dim=1), means, deviations, strict=True)
+        return torch.cat([(channel - mean) / deviation for channel, mean, deviation in channels], dim=1)
+    return (pixels_BCHW - MEAN) / STD
+
+
+def read_weights(path: Path) -> dict[str, torch.Tensor]:
+    """Return the tensors of a local safetensors file.
+
+    Raises:
+        ValueError: another kind of file.
+        FileNotFoundError: there is none.
+    """
     if path.suffix != ".safetensors":
         raise ValueError(f"{path}: weights are read from .safetensors only (a pickle can run code); convert them first")
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such weights")
     try:
-        own, found = net.state_dict(), load_file(path)
+        tensors: dict[str, torch.Tensor] = load_file(path)
     except SafetensorError as error:
         raise ValueError(f"{path}: not a safetensors file ({error})") from error
+    return tensors
+
+
+def _load(net: nn.Module, path: Path) -> None:
+    own, found = net.state_dict(), read_weights(path)
     fitting = {k: t for k, t in found.items() if k in own and own[k].shape == t.shape}
     head = [k for k in own if k not in fitting]
     if len(fitting) < 0.8 * len(own):
