@@ -71,15 +71,30 @@ def find_signs(
 ) -> Detections:
     """Find all signs on a photograph of any scale.
 
-    The scale is not known beforehand. The usual sign size and two larger ones are tried (the larger, the cheaper), and
-    a smaller one where all look wrong; from the best of them the size is corrected by what is found until it agrees.
-    Then the photograph is searched a little larger and smaller too, and what was found is fused.
+    The scale is searched first (`search_size`). Then the photograph is looked at a little larger and smaller too, and
+    what was found is fused.
 
     Args:
         detector: in evaluation mode.
         rgb_HW3: uint8, upright.
         settings: as the detector was trained.
         threshold: smallest score that a look keeps; there is no cap on the number.
+    """
+    best = search_size(detector, rgb_HW3, settings, threshold)
+    looks = [
+        best if f == 1 else _at_size(detector, rgb_HW3, best.sign_px * f, settings, threshold) for f in settings.looks
+    ]
+    boxes, scores, index = fuse([d.boxes_N4 for d in looks], [d.scores_N for d in looks], _SAME_SIGN)
+    return Detections(boxes, scores, np.concatenate([d.classes_N for d in looks])[index], best.sign_px)
+
+
+def search_size(
+    detector: Detector, rgb_HW3: npt.NDArray[np.uint8], settings: TileSettings, threshold: float = LEAST_SCORE
+) -> Detections:
+    """Find how large the signs of a photograph are, and what is seen at that size.
+
+    The usual sign size and two larger ones are tried (the larger, the cheaper), and a smaller one where all look wrong;
+    from the best of them the size is corrected by what is found until it agrees. Arguments as of `find_signs`.
     """
     tried = [_at_size(detector, rgb_HW3, FIRST_GUESS_PX * f, settings, threshold) for f in (1.0, 1.7, 2.9)]
     if max(map(_evidence, tried)) < _CLEAR:
@@ -94,11 +109,7 @@ def find_signs(
         if _evidence(again) < 0.9 * _evidence(best):
             break
         best = again
-    looks = [
-        best if f == 1 else _at_size(detector, rgb_HW3, best.sign_px * f, settings, threshold) for f in settings.looks
-    ]
-    boxes, scores, index = fuse([d.boxes_N4 for d in looks], [d.scores_N for d in looks], _SAME_SIGN)
-    return Detections(boxes, scores, np.concatenate([d.classes_N for d in looks])[index], best.sign_px)
+    return best
 
 
 def _evidence(found: Detections) -> float:

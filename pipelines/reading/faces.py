@@ -17,17 +17,15 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
 from scipy import ndimage
 
 from dubsar.datasets.boxes import Floats, Ints, areas, as_boxes, intersections
+from dubsar.datasets.foreground import Mask, ground_contrast, printed_mask, shrink
 from dubsar.datasets.tablet import FaceName
 
-_WORK_SIDE = 800  # px: gaps between pasted views are still several px wide, and it takes a tenth of a second
 EDGES = frozenset({"left", "right", "top", "bottom"})
 _NAME_ORDER: tuple[FaceName, ...] = ("obverse", "bottom", "reverse", "top", "left", "right", "unknown")
 
-Mask = npt.NDArray[np.bool_]
 Place = tuple[int, int, int, int]
 
 
@@ -51,8 +49,9 @@ def split_faces(rgb_HW3: npt.NDArray[np.uint8], boxes_N4: npt.ArrayLike | None =
         where the ground is not plain or nothing stands on it.
     """
     height, width = rgb_HW3.shape[:2]
-    small, factor = _shrink(rgb_HW3)
-    contrast, threshold = _contrast(small)
+    small = shrink(rgb_HW3)
+    factor = np.tile([width / small.shape[1], height / small.shape[0]], 2)  # back to the picture's own pixels
+    contrast, threshold = ground_contrast(small)
     parts = [] if threshold is None else _parts(small, contrast, threshold)
     if not parts:
         return [FaceView((0.0, 0.0, float(width), float(height)), "unknown")]
@@ -88,40 +87,10 @@ def squarely_seen(faces: list[FaceView], boxes_N4: npt.ArrayLike) -> Mask:
     return main[owner] if main.any() else np.ones(len(owner), dtype=bool)
 
 
-def _shrink(rgb_HW3: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.float32], Floats]:
-    """Return the picture with a long side of about `_WORK_SIDE` px, and the factors (4,) back to its own pixels."""
-    height, width = rgb_HW3.shape[:2]
-    picture = Image.fromarray(rgb_HW3)
-    step = max(1, round(max(height, width) / _WORK_SIDE))
-    small = np.asarray(picture.reduce(step), dtype=np.float32)
-    fx, fy = width / small.shape[1], height / small.shape[0]
-    return small, np.array([fx, fy, fx, fy])
-
-
-def _contrast(small_HW3: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.float32], float | None]:
-    """Return how far each pixel (H, W) differs from the ground, and from where on that means clay.
-
-    The threshold is None where the rim of the picture shows no plain ground.
-    """
-    smooth = ndimage.uniform_filter(small_HW3, (3, 3, 0))
-    rim = np.concatenate([smooth[:3].reshape(-1, 3), smooth[-3:].reshape(-1, 3)])
-    rim = np.concatenate([rim, smooth[:, :3].reshape(-1, 3), smooth[:, -3:].reshape(-1, 3)])
-    steps = rim.mean(axis=1) / 8
-    counts = np.bincount(steps.astype(np.int64), minlength=34)
-    mode = np.argmax(counts + np.roll(counts, 1) + np.roll(counts, -1))  # of grey levels, in steps of 8
-    ground = np.median(rim[np.abs(steps - mode - 0.5) < 1.5], axis=0)
-    contrast: npt.NDArray[np.float32] = np.abs(smooth - ground).max(axis=2).astype(np.float32)
-    off_rim = np.abs(rim - ground).max(axis=1)
-    plain = off_rim < 20
-    if plain.mean() < 0.4:
-        return contrast, None
-    return contrast, max(14.0, 2.5 * float(np.percentile(off_rim[plain], 95)))
-
-
 def _parts(small_HW3: npt.NDArray[np.float32], contrast_HW: npt.NDArray[np.float32], threshold: float) -> list[Place]:
     """Return boxes of connected clay, in px of the small picture; neither scale bars nor debris."""
     clay = contrast_HW > threshold
-    clay &= ~_printed_mask(small_HW3, clay)
+    clay &= ~printed_mask(small_HW3, clay)
     labels, count = _label(clay)
     if not count:
         return []
@@ -163,35 +132,6 @@ def _split(part_HW: npt.NDArray[np.float32], place: tuple[slice, slice], thresho
         if shared <= 0.02 * areas(boxes).min():
             return [(int(x0) + left, int(y0) + top, int(x1) + left, int(y1) + top) for x0, y0, x1, y1 in boxes]
     return [(left, top, place[1].stop, place[0].stop)]
-
-
-def _printed_mask(small_HW3: npt.NDArray[np.float32], clay: Mask) -> Mask:
-    """Return the scale bar: the surroundings of colours that clay never has, and of flat white paper."""
-    low, high, grey = small_HW3.min(axis=2), small_HW3.max(axis=2), small_HW3.mean(axis=2)
-    red, green, blue = np.moveaxis(small_HW3, 2, 0)
-    vivid = (high - low) > 0.45 * high + 20
-    foreign = vivid & ((blue > red + 30) | (green > red + 30) | ((red > green + 60) & (blue > green + 25)))
-    flat = ndimage.maximum_filter(grey, 3) - ndimage.minimum_filter(grey, 3) < 8
-    paper = flat & clay & (low > 200) & (high - low < 25)
-    # the bar's patches, grey steps and lettering lie close together, and sometimes close to a view
-    groups, _ = ndimage.label(ndimage.binary_dilation(clay, iterations=4))
-    labels, _ = ndimage.label(clay)
-    printed = np.zeros(clay.shape, dtype=bool)
-    for index, place in enumerate(ndimage.find_objects(groups), start=1):
-        members = np.where((groups[place] == index) & clay[place], labels[place], 0)
-        inside = members > 0
-        is_bar = foreign[place][inside].mean() > 0.05 or paper[place][inside].mean() > 0.3
-        sizes = np.bincount(members.ravel())
-        foreign_share, paper_share, flat_share = (
-            np.bincount(members.ravel(), weights=kind[place].ravel()) / np.maximum(sizes, 1)
-            for kind in (foreign, paper, flat)
-        )
-        is_print = (foreign_share > 0.05) | (paper_share > 0.3)
-        is_print |= is_bar & ((flat_share > 0.1) | (sizes < 0.15 * inside.sum()))
-        printed[place] |= is_print[members] & inside
-    # where the bar touches a view, only its coloured patches can be told
-    patches = ndimage.binary_dilation(ndimage.binary_opening(foreign), iterations=3)
-    return np.asarray(printed | patches)
 
 
 def _pad(views_N4: Floats, margin: float, width: int, height: int) -> Floats:

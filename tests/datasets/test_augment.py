@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from dubsar.datasets.augment import crop_augmentation, tile_augmentation
+from dubsar.datasets.views import ViewSettings, multi_crop
 
 BUILDERS = [crop_augmentation, tile_augmentation]
 
@@ -77,6 +78,24 @@ def test_at_any_draw_left_stays_left_and_top_stays_top(build: Any) -> None:
     assert min(turned) < -3
     mirrors = (picture[:, ::-1], picture[::-1], picture[::-1, ::-1], picture.transpose(1, 0, 2))
     assert not any(upright(mirror) for mirror in mirrors)  # negative control
+
+
+def test_no_view_for_self_supervision_is_mirrored_or_turned_over() -> None:
+    picture, mask = landmarks(), np.full((96, 96), 255, np.uint8)
+    # each window is about the whole picture, so that all three marks show, and light leaves them their colours
+    signs, light = {"global_signs": (2.8, 3), "local_signs": (2.8, 3)}, {"light": 0.2, "colour": 0.1, "grey": 0}
+    settings = ViewSettings(global_px=96, local_px=96, gram_px=128, rotate=10, **signs, **light)
+    turned = []
+    for seed in range(60):
+        views = multi_crop(picture, mask, settings, np.random.default_rng(seed))
+        assert views.grams_G is not None
+        for found in (*views.globals_G, *views.locals_L, *views.grams_G):
+            assert upright(found)
+            turned.append(float(np.degrees(np.arctan2(*arms(found)[0][::-1]))))
+    assert max(turned) > 5
+    assert min(turned) < -5
+    with pytest.raises(ValueError, match="0 to 15 degrees"):
+        ViewSettings(rotate=180)
 
 
 def test_boxes_and_mask_follow_the_pixels() -> None:

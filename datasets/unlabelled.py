@@ -1,0 +1,284 @@
+"""Photographs without labels, of any size, cached as tiles in which a sign has one height.
+
+A cache folder holds one ``.npy`` per photograph, (tiles, S, S, 4) uint8: red, green, blue, and 255 on clay. Its name is
+a digest of path, size, time and settings, so that a photograph is read again only when one of these changes; arrays of
+other settings stay beside it. ``index.json`` lists what the latest call cached. The folder may be deleted at any time.
+"""
+
+import hashlib
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dubsar.datasets.foreground import clay_mask
+from dubsar.datasets.images import ImageError, find_images, load_image
+from dubsar.datasets.photographs import DamagedDataError
+from dubsar.datasets.tiles import cut, tile_grid
+from dubsar.datasets.windows import resize
+
+FORMAT = "dubsar-tiles-1"
+_LEAST_SIGNS = 9.0  # a tile shows at least this much clay, in squares of a sign's height: room for a small window
+_MOST_ENLARGED = 3.0  # smaller signs than a third of what is wanted have no wedges left
+_SAVE_SECONDS = 30.0
+
+UInt8s = npt.NDArray[np.uint8]
+Measure = Callable[[Path, UInt8s], float]
+Watch = Callable[[Sequence[Path], str], Iterable[Path]]
+
+
+@dataclass(frozen=True)
+class CachedPhotograph:
+    """What became of a photograph.
+
+    Attributes:
+        path: as it was given.
+        key: name of its array, without suffix.
+        sign_height: px in the file, as it was measured.
+        tiles: how many there are of it.
+        skipped: why there is none; empty where it was cut.
+    """
+
+    path: str
+    key: str
+    sign_height: float
+    tiles: int
+    skipped: str = ""
+
+
+@dataclass(frozen=True)
+class TileCache:
+    """Tiles of many photographs on disk, mapped into memory when they are asked for; cheap to send to a worker.
+
+    Attributes:
+        folder: where the arrays lie.
+        tile_px: side of a tile, px.
+        photographs: those that could be read, in the order in which they were given.
+        damaged: those that could not, each with its reason.
+    """
+
+    folder: Path
+    tile_px: int
+    photographs: tuple[CachedPhotograph, ...]
+    damaged: tuple[str, ...] = ()
+    _ends: npt.NDArray[np.int64] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_ends", np.cumsum([0, *(p.tiles for p in self.photographs)]))
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def tile(self, index: int) -> UInt8s:
+        """Return the pixels (S, S, 3) of a tile, read-only, mapped from disk."""
+        return self._tile(index)[..., :3]
+
+    def clay(self, index: int) -> UInt8s:
+        """Return 255 on the clay of a tile, 0 elsewhere (S, S), read-only, mapped from disk."""
+        return self._tile(index)[..., 3]
+
+    def photograph(self, index: int) -> str:
+        """Return the path of the photograph that a tile was cut from."""
+        return self.photographs[self._owner(index)].path
+
+    @property
+    def unmeasured(self) -> tuple[CachedPhotograph, ...]:
+        """Photographs of which there is no tile, since the height of their signs is not known or too small."""
+        return tuple(p for p in self.photographs if p.skipped)
+
+    def _owner(self, index: int) -> int:
+        if not 0 <= index < len(self):
+            raise IndexError(f"tile {index} of {len(self)} in {self.folder}; expected 0 to {len(self) - 1}")
+        return int(np.searchsorted(self._ends, index, side="right")) - 1
+
+    def _tile(self, index: int) -> UInt8s:
+        owner = self._owner(index)
+        array: UInt8s = _mapped(_array_path(self.folder, self.photographs[owner].key))[index - self._ends[owner]]
+        return array
+
+
+def find_photographs(folders: Iterable[Path]) -> list[Path]:
+    """Return the pictures in folders and below, each once, folder after folder.
+
+    Raises:
+        FileNotFoundError: a folder is absent, or holds no picture.
+    """
+    found: dict[Path, Path] = {}
+    for folder in folders:
+        if not folder.is_dir():
+            raise FileNotFoundError(f"{folder}: no such folder; expected one that holds photographs")
+        pictures = find_images(folder)
+        if not pictures:
+            raise FileNotFoundError(f"{folder}: no picture in this folder or below; name one that holds photographs")
+        for path in pictures:
+            found.setdefault(path.resolve(), path)
+    return list(found.values())
+
+
+def build_cache(
+    paths: Sequence[Path],
+    cache: Path,
+    *,
+    measure: Measure,
+    sign_px: float = 32.0,
+    tile: int = 384,
+    max_bad: int = 10,
+    watch: Watch = lambda paths, _: paths,
+) -> TileCache:
+    """Cut photographs into tiles of one sign height, one photograph in memory at a time.
+
+    Args:
+        paths: photographs, each once.
+        cache: folder for the tiles; it is made where it is absent. A call that was killed goes on where it stopped.
+        measure: returns the height of a sign in px of the picture (H, W, 3) at this path; 0 where it cannot tell, by
+            which the photograph is left out and listed.
+        sign_px: wanted height of a sign, px.
+        tile: side of a tile, px; tiles with little clay are left out.
+        max_bad: skip so many pictures that cannot be read, each with its reason on stderr.
+        watch: goes over the paths, and may show how far it is.
+
+    Returns:
+        The cache, with at least one tile.
+
+    Raises:
+        DamagedDataError: more than ``max_bad`` are damaged or missing; all of them are named.
+        ValueError: a size that no tile can have, or there is no tile at all.
+        OSError: the cache cannot be written.
+    """
+    if not (tile >= 2 * sign_px > 0):
+        raise ValueError(f"tiles of {tile} px with signs of {sign_px:g} px; expected at least two signs a tile")
+    cache.mkdir(parents=True, exist_ok=True)
+    settings = {"format": FORMAT, "sign_px": float(sign_px), "tile": tile}
+    known = _read_index(cache)
+    done: list[CachedPhotograph] = []
+    bad: list[str] = []
+    saved = time.monotonic()
+    for path in watch(paths, "caching"):
+        try:
+            key = _key(path, settings)
+            entry = known.get(key)
+            if entry is not None and _is_whole(cache, entry, tile):
+                done.append(entry)
+                continue
+            rgb_HW3 = load_image(path).rgb_HW3
+        except (ImageError, OSError) as error:
+            _count_bad(bad, error, max_bad)
+            continue
+        measured = CachedPhotograph(str(path), key, float(measure(path, rgb_HW3)), 0)
+        done.append(_cut_photograph(rgb_HW3, measured, cache, (float(sign_px), tile)))
+        if time.monotonic() - saved > _SAVE_SECONDS:
+            # what an earlier call knew and this one has yet to reach must survive a stop here
+            _write_index(cache, settings, {p.key: p for p in [*known.values(), *done]}.values())
+            saved = time.monotonic()
+    _write_index(cache, settings, done)
+    made = TileCache(cache, tile, tuple(done), tuple(bad))
+    if not len(made):
+        raise ValueError(_nothing_cut(made))
+    return made
+
+
+def _cut_photograph(
+    rgb_HW3: UInt8s, entry: CachedPhotograph, cache: Path, sizes: tuple[float, int]
+) -> CachedPhotograph:
+    """Scale and cut a measured photograph, and write its tiles."""
+    (sign_px, tile), height = sizes, entry.sign_height
+    if not (np.isfinite(height) and height > 0):
+        return replace(entry, sign_height=0.0, skipped="the height of its signs is not known")
+    if sign_px > _MOST_ENLARGED * height:
+        return replace(entry, skipped=f"its signs are {height:.1f} px high, too small")
+    scaled_HW3 = resize(rgb_HW3, sign_px / height)
+    clay_HW3 = np.repeat(clay_mask(scaled_HW3).astype(np.uint8)[..., None] * 255, 3, axis=2)
+    kept = []
+    for place in tile_grid(scaled_HW3.shape[1], scaled_HW3.shape[0], tile, tile // 8):
+        clay_SS = cut(clay_HW3, place, 0)[..., 0]
+        if (clay_SS > 0).sum() >= _LEAST_SIGNS * sign_px**2:
+            kept.append(np.dstack([cut(scaled_HW3, place, 0), clay_SS]))
+    if kept:
+        tiles_NSS4 = np.stack(kept)
+        _write_atomically(_array_path(cache, entry.key), lambda file: np.save(file, tiles_NSS4))
+    return replace(entry, tiles=len(kept))
+
+
+def _key(path: Path, settings: dict[str, Any]) -> str:
+    state = path.stat()
+    told = json.dumps([str(path.absolute()), state.st_size, state.st_mtime_ns, settings], ensure_ascii=True)
+    return hashlib.sha256(told.encode()).hexdigest()[:24]
+
+
+def _array_path(cache: Path, key: str) -> Path:
+    return cache / key[:2] / f"{key}.npy"  # 256 folders: no file system likes a million files in one
+
+
+@lru_cache(maxsize=256)
+def _mapped(path: Path) -> UInt8s:
+    """Map an array of tiles; the most recent ones stay open, since a process may open about a thousand files."""
+    try:
+        return np.load(path, mmap_mode="r", allow_pickle=False)  # type: ignore[no-any-return]
+    except (ValueError, EOFError, FileNotFoundError) as error:
+        raise ValueError(f"{path}: these tiles are damaged or gone ({error}); build the cache again") from error
+
+
+def _is_whole(cache: Path, entry: CachedPhotograph, tile: int) -> bool:
+    """Tell whether the tiles that the index promises are there."""
+    if not entry.tiles:
+        return True
+    try:
+        found = np.load(_array_path(cache, entry.key), mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError):
+        return False
+    return bool(found.shape == (entry.tiles, tile, tile, 4))
+
+
+def _read_index(cache: Path) -> dict[str, CachedPhotograph]:
+    """Return what earlier calls cached, by key; nothing where the index is absent or cannot be used."""
+    try:
+        index = json.loads((cache / "index.json").read_text(encoding="utf-8"))
+        entries = [CachedPhotograph(**entry) for entry in index["photographs"]]
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return {}  # it only saves work
+    return {entry.key: entry for entry in entries}
+
+
+def _write_index(cache: Path, settings: dict[str, Any], entries: Iterable[CachedPhotograph]) -> None:
+    text = json.dumps({**settings, "photographs": [asdict(e) for e in entries]}, ensure_ascii=False, indent=1)
+    _write_atomically(cache / "index.json", lambda file: file.write(text.encode()))
+
+
+def _write_atomically(path: Path, write: Callable[[Any], object]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            write(file)
+        os.replace(name, path)
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def _count_bad(bad: list[str], error: Exception, max_bad: int) -> None:
+    """Note a picture that cannot be read; too many are an error."""
+    reason = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
+    bad.append(reason)
+    if len(bad) > max_bad:
+        raise DamagedDataError(
+            f"{len(bad)} photographs cannot be read, more than max_bad={max_bad} allows: {'; '.join(bad)}; "
+            "copy them again, or raise max_bad"
+        ) from error
+    print(f"skipped ({len(bad)} of at most {max_bad}): {reason}", file=sys.stderr)
+
+
+def _nothing_cut(made: TileCache) -> str:
+    first = f"; the first: {made.unmeasured[0].path}: {made.unmeasured[0].skipped}" if made.unmeasured else ""
+    return (
+        f"no tile from {len(made.photographs) + len(made.damaged)} photographs: {len(made.damaged)} cannot be read, "
+        f"{len(made.unmeasured)} have no known sign height{first}; expected photographs of tablets"
+    )
