@@ -12,6 +12,91 @@ Name = Annotated[str, Field(pattern=r"^\w[\w.-]*$")]  # of a run: a folder is ca
 Device = Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:[0-9]+)?)$")]  # auto: the first GPU, or the CPU without one
 
 
+Span = tuple[Positive, Positive]
+
+
+class PretrainData(Block):
+    """Unlabelled photographs, cached as tiles in which a sign is ``sign_px`` high, and the views cut from them.
+
+    Windows are measured in sign heights, so that a local view holds a few signs whatever the photograph's resolution.
+    """
+
+    folders: tuple[str, ...] = ()  # of photographs, searched through; none: the training photographs of tablet-signs
+    cache: str = ""  # where tiles are kept; empty: the user's cache folder
+    synthetic_tablets: Natural = 0  # rendered ones beside the photographs
+    sign_px: Positive = 32.0  # square root of the median box area after scaling
+    tile: Count = 384
+    global_px: Count = 64
+    local_px: Count = 32
+    locals: Natural = 8  # local views of an image, beside its two global ones
+    global_signs: Span = (2.5, 6.0)  # sign heights that a global view is high
+    local_signs: Span = (0.9, 2.5)
+    batch_size: Count = 32  # images; each gives all of its views
+    labelled: bool = True  # validate on the labelled signs of tablet-signs: k-NN from train to dev
+    crop_px: Count = 64  # of those signs
+    context: Fraction = 0.15
+    limit: Natural = 0  # at most so many photographs, and labelled crops per split; 0: all
+    max_bad: Natural = 10  # photographs that cannot be read are skipped and listed, up to so many
+
+
+class Gram(Block):
+    """Gram anchoring: similarities of patches stay those of an earlier teacher, which saw a higher resolution."""
+
+    weight: Positive = 1.0
+    scale: Count = 2  # resolution of the anchor's views over that of the global ones
+    from_step: Natural = 0  # before it the loss is off
+    refresh_steps: Natural = 0  # every so many steps the anchor becomes the teacher; 0: it stays what it was
+
+
+class Rope(Block):
+    """Random changes of the coordinates of rotary positions in training; 1 changes nothing."""
+
+    shift: Annotated[float, Field(ge=0)] = 0.0
+    jitter: Annotated[float, Field(ge=1)] = 1.0
+    rescale: Annotated[float, Field(ge=1)] = 2.0
+
+
+class PretrainModel(Block):
+    """A timm backbone, student and averaging teacher, and the two heads that the losses look through."""
+
+    backbone: str
+    backbone_args: Annotated[dict[str, Any], Field(default_factory=dict)]  # keyword arguments of timm.create_model
+    pretrained: bool = False
+    weights: str = ""  # local safetensors: timm's or Meta's key layout, or a former run's pretrain.safetensors
+    normalise: Literal["imagenet", "fixed", "per_crop"] = "imagenet"
+    drop_path_rate: Fraction = 0.0
+    rope: Rope | None = None  # None: as the backbone's own config has it
+    prototypes: Count = 65536
+    patch_prototypes: Count = 65536
+    hidden: Count = 2048  # width of the heads
+    bottleneck: Count = 256
+    cls_weight: Annotated[float, Field(ge=0)] = 1.0
+    patch_weight: Annotated[float, Field(ge=0)] = 1.0
+    koleo_weight: Annotated[float, Field(ge=0)] = 0.1
+    gram: Gram | None = None
+    mask_probability: Fraction = 0.5  # share of global views that are masked
+    mask_shares: tuple[Fraction, Fraction] = (0.1, 0.5)  # of a masked view's patches
+    student_temperature: Positive = 0.1
+    teacher_temperature: Span = (0.04, 0.07)  # at the start, and after warm-up
+    teacher_warmup_steps: Natural = 0
+    teacher_momentum: tuple[Fraction, Fraction] = (0.992, 1.0)  # at the start and at the end, by a cosine
+    weight_decay_end: Annotated[float, Field(ge=0)] | None = None  # at the end, by a cosine; None: constant
+    layer_decay: Annotated[float, Field(gt=0, le=1)] = 1.0  # of the learning rate, per block from the last to the first
+    freeze_prototypes_steps: Natural = 0  # the heads' last layers stay as they are at first
+
+
+class PretrainConfig(Block):
+    """Self-supervised (continual) pretraining on photographs."""
+
+    stage: Literal["pretrain"] = "pretrain"
+    name: Name = "default"
+    data: PretrainData = PretrainData()
+    model: PretrainModel
+    optim: Optim
+    trainer: Trainer
+    efficiency: Efficiency = Efficiency()
+
+
 class ClassifyData(Block):
     """Sign crops: the box widened by ``context`` of its side on every side, stretched to ``crop_px``."""
 
@@ -22,6 +107,7 @@ class ClassifyData(Block):
     balance_power: Fraction = 0.5  # weight of a class = count ** -power; 1 is fully balanced
     synthetic_fraction: Fraction = 0.0  # share of a training batch that is rendered
     limit: Natural = 0  # at most so many crops per split; 0: all
+    label_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0  # of the training crops, drawn by trainer.seed
     max_bad: Natural = 10  # training photographs that cannot be read are skipped and listed, up to so many
     ignore_unknown: bool = False  # drop and count boxes that cannot be used or have no class, instead of refusing them
 
@@ -34,7 +120,8 @@ class ClassifyModel(Block):
     backbone_args: Annotated[dict[str, Any], Field(default_factory=dict)]
     pretrained: bool = False
     weights: str = ""  # local safetensors in timm's key layout
-    normalise: Literal["fixed", "per_crop"] = "fixed"  # per_crop: each crop to mean 0, deviation 1 over its pixels
+    # per_crop: each crop to mean 0, deviation 1 over its pixels; imagenet: as timm's weights of that name expect
+    normalise: Literal["fixed", "per_crop", "imagenet"] = "fixed"
     drop_rate: Fraction = 0.0
     drop_path_rate: Fraction = 0.0
     label_smoothing: Fraction = 0.0
@@ -163,12 +250,13 @@ class ReadConfig(Block):
         return self
 
 
-STAGES: dict[str, type[ClassifyConfig] | type[DetectConfig] | type[TransliterateConfig]] = {
+STAGES: dict[str, type[PretrainConfig] | type[ClassifyConfig] | type[DetectConfig] | type[TransliterateConfig]] = {
+    "pretrain": PretrainConfig,
     "classify": ClassifyConfig,
     "detect": DetectConfig,
     "transliterate": TransliterateConfig,
 }
-StageConfig = ClassifyConfig | DetectConfig | TransliterateConfig
+StageConfig = PretrainConfig | ClassifyConfig | DetectConfig | TransliterateConfig
 
 
 def shipped_config(name: str) -> Path:

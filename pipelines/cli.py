@@ -15,8 +15,9 @@ from typing import Annotated, Any
 
 import typer
 
+from dubsar.pipelines.cli_features import features, similar
 from dubsar.pipelines.cli_options import Overrides, Stage, stage_config
-from dubsar.pipelines.cli_proof import bench, parity
+from dubsar.pipelines.cli_proof import bench, compare, parity
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else PyTorch's profiler writes to the terminal
 SOME_FAILED, WRONG_USE, ALL_FAILED, NOT_WRITTEN, DIVERGED = 1, 2, 3, 4, 5
@@ -32,6 +33,9 @@ data_app = typer.Typer(help="Look after data sets.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 app.command()(parity)
 app.command()(bench)
+app.command()(compare)
+app.command()(features)
+app.command()(similar)
 
 
 class Exported(StrEnum):
@@ -43,6 +47,7 @@ class Exported(StrEnum):
 class Evaluated(StrEnum):
     """What can be evaluated."""
 
+    pretrain = "pretrain"
     classify = "classify"
     detect = "detect"
     transliterate = "transliterate"

@@ -10,6 +10,7 @@ import typer
 class Stage(StrEnum):
     """Trainable stages."""
 
+    pretrain = "pretrain"
     classify = "classify"
     detect = "detect"
     transliterate = "transliterate"

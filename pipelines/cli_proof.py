@@ -101,3 +101,30 @@ def bench(
     stages = [s.value for s in stage or []]
     result = run_bench(what.value, out, rounds=rounds, threads=threads, clock=clock, stages=stages)
     raise typer.Exit(0 if result.passed else UNMET)
+
+
+def compare(  # noqa: PLR0917 - typer passes all by name
+    stage: Stage,
+    overrides: Overrides = None,
+    instead: Annotated[list[str] | None, typer.Option("--with", help="The second's settings, as key=value.")] = None,
+    config: Annotated[Path | None, typer.Option(help="A YAML; without it the stage's own, which ships.")] = None,
+    other: Annotated[Path | None, typer.Option(help="The second's YAML, where not only settings differ.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Paired trainings.")] = 3,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="Without it runs/compare/STAGE-NAME.")] = None,
+) -> None:
+    """Train two configs with the same seeds and estimate how much better the second is on dev.
+
+    Examples:
+
+        dubsar compare classify --with model.weights=runs/pretrain/small/pretrain.safetensors
+
+        dubsar compare transliterate --with data.broken_noise=0 --seeds 5
+    """
+    from dubsar.pipelines.comparison import compare_configs
+
+    if not instead and other is None:
+        raise ValueError("nothing differs: give the second's settings by --with key=value, or its YAML by --other")
+    shared = list(overrides or [])
+    first = stage_config(stage.value, config, shared)
+    second = stage_config(stage.value, other or config, [*shared, *(instead or [])])
+    compare_configs(first, second, out or Path("runs/compare") / f"{stage.value}-{first.name}", seeds=seeds)

@@ -30,6 +30,7 @@ from dubsar.pipelines.reading.progress import watched
 from dubsar.pipelines.reading.read import Reading, load_engine, read_photograph
 from dubsar.pipelines.training import commit, hardware
 
+FREQUENT = 20  # training crops of a class, from which on it counts as frequent
 Scores = dict[str, dict[str, float]]
 _CPU = torch.device("cpu")
 
@@ -125,7 +126,41 @@ def _transliterate(path: Path, split: str, limit: int, device: torch.device = _C
     return scores
 
 
-SCORERS = {"classify": _classify, "detect": _detect, "transliterate": _transliterate}
+def _pretrain(path: Path, split: str, limit: int, device: torch.device = _CPU) -> Scores:
+    """Score frozen features of true boxes: k-NN and a linear probe from train to the split, beside random weights.
+
+    Over all classes, and over those with `FREQUENT` training crops or more.
+    """
+    from dubsar.datasets.crops import CropSize
+    from dubsar.pipelines.features import embed, knn, linear_probe
+    from dubsar.pipelines.networks import build_encoder, load_encoder
+    from dubsar.pipelines.stages.classify import read_crops
+
+    encoder, config, _ = load_encoder(path)
+    inventory, size = read_inventory(data_root()), CropSize(config.data.crop_px, config.data.context)
+    bank, asked = (read_crops(data_root(), s, size, inventory, limit) for s in ("train", split))
+    frequent = np.bincount(bank.classes_N, minlength=len(inventory)) >= FREQUENT
+    torch.manual_seed(0)
+    scores: Scores = {}
+    for name, network in (("random", build_encoder(config, fresh=True).eval()), ("pretrained", encoder)):
+        network.to(device)
+        bank_ND, asked_MD = (embed(lambda x: network(x).cls_BD, c.pixels_NSS3) for c in (bank, asked))  # noqa: B023
+        for classes, kept in (("all classes", frequent | True), (f"{frequent.sum()} classes", frequent)):
+            of_bank_N, of_asked_M = kept[bank.classes_N], kept[asked.classes_N]
+            for measure in (knn, linear_probe):
+                best_M5 = measure(
+                    bank_ND[of_bank_N], bank.classes_N[of_bank_N], asked_MD[of_asked_M], classes=len(inventory)
+                )
+                right_M5 = best_M5 == asked.classes_N[of_asked_M][:, None]
+                scores[f"{name}, {measure.__name__.replace('_', ' ')}, {classes}"] = {
+                    "top1": 100 * float(right_M5[:, 0].mean()),
+                    "top5": 100 * float(right_M5.any(1).mean()),
+                    "crops": len(right_M5),
+                }
+    return scores
+
+
+SCORERS = {"pretrain": _pretrain, "classify": _classify, "detect": _detect, "transliterate": _transliterate}
 
 
 def evaluate_read(config: ReadConfig, split: str, *, limit: int = 0, out: Path | None = None) -> Scores:

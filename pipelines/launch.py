@@ -72,6 +72,8 @@ def _require_inputs(config: StageConfig) -> None:
     """Refuse a run whose data are not there, before anything is written."""
     if config.stage == "transliterate":
         folders = [COLLECTIONS[source].folder for source in config.data.sources]
+    elif config.stage == "pretrain" and config.data.folders and not config.data.labelled:
+        folders = []
     else:
         folders = ["tablet-signs"]
     for folder in folders:

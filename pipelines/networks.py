@@ -8,7 +8,7 @@ import torch
 from pydantic import ValidationError
 from transformers import T5Config
 
-from dubsar.configs.schema import STAGES, ClassifyConfig, DetectConfig, TransliterateConfig
+from dubsar.configs.schema import STAGES, ClassifyConfig, DetectConfig, PretrainConfig, TransliterateConfig
 from dubsar.datasets.inventory import Inventory
 from dubsar.datasets.text import CANONICAL_FORM
 from dubsar.models.attention import FLEX, use_offset_bias
@@ -16,6 +16,10 @@ from dubsar.models.backbones import SignClassifier
 from dubsar.models.checkpoint import CheckpointError, ModelFile, load_model
 from dubsar.models.detector import Detector
 from dubsar.models.readings import ReadingCounts
+from dubsar.models.ssl.encoder import RopeAugmentation, SslEncoder
+from dubsar.models.ssl.heads import ProjectionHead
+from dubsar.models.ssl.network import Branch, SslNetwork
+from dubsar.models.ssl.weights import load_backbone
 from dubsar.models.transliterator import SignAlignedT5, Size, build_transliterator, load_pretrained
 
 READINGS = "readings"  # name of the table of readings among a transliterator's tensors
@@ -62,6 +66,55 @@ def build_classifier(config: ClassifyConfig, inventory_size: int, *, fresh: bool
         drop_rate=model.drop_rate,
         drop_path_rate=model.drop_path_rate,
     )
+
+
+def build_ssl(config: PretrainConfig, attention: str = "eager") -> SslNetwork:
+    """Build student, teacher and anchor with one set of weights: random, timm's, or those of a file.
+
+    Args:
+        config: what to build.
+        attention: ``eager``, or else `scaled_dot_product_attention`.
+    """
+    model = config.model
+    encoder = build_encoder(config, drop_path=model.drop_path_rate)
+    for module in encoder.modules():
+        if hasattr(module, "fused_attn"):
+            module.fused_attn = attention != "eager"  # type: ignore[assignment]
+    heads = [
+        ProjectionHead(encoder.width, count, hidden=model.hidden, bottleneck=model.bottleneck)
+        for count in (model.prototypes, model.patch_prototypes)
+    ]
+    return SslNetwork(Branch(encoder, *heads), anchored=model.gram is not None)
+
+
+def build_encoder(config: PretrainConfig, *, drop_path: float = 0.0, fresh: bool = False) -> SslEncoder:
+    """Build a backbone for self-supervision; ``fresh`` leaves the weights random that the config would start from."""
+    model = config.model
+    encoder = SslEncoder(
+        model.backbone,
+        pretrained=model.pretrained and not model.weights and not fresh,
+        backbone_args=model.backbone_args,
+        normalise=model.normalise,
+        drop_path=drop_path,
+        rope=RopeAugmentation(**model.rope.model_dump()) if model.rope else None,
+    )
+    if model.weights and not fresh:
+        load_backbone(encoder, Path(model.weights))
+    return encoder
+
+
+def load_encoder(path: Path) -> tuple[SslEncoder, PretrainConfig, ModelFile]:
+    """Load a pretrained backbone in evaluation mode, with the config that it was trained by and its file.
+
+    Raises:
+        FileNotFoundError: there are no weights.
+        CheckpointError: they are damaged, or card and weights do not fit together.
+    """
+    file = load_model(path, "pretrain")
+    config: PretrainConfig = _config_of(file, path)
+    encoder = build_encoder(config, fresh=True)
+    _load_state(encoder.net, file.state, path)
+    return encoder.eval(), config, file
 
 
 def build_byt5(config: TransliterateConfig, attention: str = "eager") -> Any:

@@ -95,7 +95,8 @@ def _page(folder: Path, scores: dict[str, float], picture: bytes) -> str:
         "<h2>Best weights on dev</h2>",
         _table(("metric", "value"), [(k, f"{v:.4g}") for k, v in scores.items()]),
         "<h2>Curves</h2>",
-        f'<img alt="curves" src="data:image/png;base64,{base64.b64encode(picture).decode()}">',
+        _picture("curves", picture),
+        *_pictures(folder),
         "<h2>Efficiency levers</h2>",
         _table(head, levers) if levers else "<p>All off: the reference.</p>",
         "<h2>Config</h2>",
@@ -105,6 +106,16 @@ def _page(folder: Path, scores: dict[str, float], picture: bytes) -> str:
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(folder.name)}</title>'
         f"<style>{_STYLE}</style><body>{''.join(parts)}</body></html>\n"
     )
+
+
+def _pictures(folder: Path) -> list[str]:
+    """Show what the stage has drawn besides."""
+    paths = (path for path in sorted(folder.glob("*.png")) if path.name != "curves.png")
+    return [f"<h2>{path.stem.capitalize()}</h2>{_picture(path.stem, path.read_bytes())}" for path in paths]
+
+
+def _picture(name: str, data: bytes) -> str:
+    return f'<img alt="{html.escape(name)}" src="data:image/png;base64,{base64.b64encode(data).decode()}">'
 
 
 def _table(head: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:

@@ -144,7 +144,7 @@ def _lacks(path: Path) -> str:
 
 def _inventory_hash(config: StageConfig) -> str | None:
     """Return the hash of the sign classes that a stage's targets index; None for a stage that has no classes."""
-    return None if config.stage == "transliterate" else read_inventory(data_root()).hash
+    return None if config.stage in {"pretrain", "transliterate"} else read_inventory(data_root()).hash
 
 
 def _check_inventory(run: RunFolder, config: StageConfig) -> None:

@@ -17,10 +17,11 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from dubsar.models.adapters import add_adapters
 from dubsar.models.backbones import SignClassifier
 from dubsar.models.detector import Detector
+from dubsar.models.ssl.network import SslNetwork
 from dubsar.models.transliterator import SignAlignedT5
 from dubsar.pipelines.levers.resolve import Resolved
 
-Network = SignClassifier | Detector | SignAlignedT5
+Network = SignClassifier | Detector | SignAlignedT5 | SslNetwork
 _ATEN = torch.ops.aten
 # what is dear to compute; all else of a block is cheap to compute again
 _KEPT = frozenset(
@@ -67,8 +68,16 @@ def repeated_blocks(network: Network) -> list[nn.Module]:
     if isinstance(network, Detector):
         return [layer for layer in network.net.model[:-1] if next(layer.parameters(), None) is not None]
     blocks: list[nn.Module] = []
-    _collect(network.net, blocks)
+    for whole in wholes(network):
+        _collect(whole, blocks)
     return blocks
+
+
+def wholes(network: Network) -> list[nn.Module]:
+    """Return what is called as a whole: a T5, a network of timm or Ultralytics, or student, teacher and anchor."""
+    if isinstance(network, SslNetwork):
+        return list(network.encoders)
+    return [network if isinstance(network, SignAlignedT5) else network.net]
 
 
 def _collect(module: nn.Module, blocks: list[nn.Module]) -> bool:
@@ -184,5 +193,5 @@ def compile_network(network: Network, levers: Resolved, *, static: bool, backend
         for block in blocks:
             block.compile(**options)
     elif levers["compile"] == "full" or levers["cuda_graphs"]:
-        whole = network if isinstance(network, SignAlignedT5) else network.net
-        whole.compile(**options)
+        for whole in wholes(network):
+            whole.compile(**options)

@@ -112,6 +112,8 @@ def _decide(lever: Lever, asked: Any, stage: str, cuda: bool) -> tuple[Any, str]
             return "sdpa", "FlashAttention-2 takes no additive mask, which T5's relative position bias needs"
         case "attention", "flash" if not cuda:
             return "sdpa", "FlashAttention kernels need CUDA; scaled_dot_product_attention picks the best that is here"
+        case "attention", "flex" if stage == "pretrain":
+            return "sdpa", "a Vision Transformer's attention has no mask whose blocks FlexAttention could skip"
         case "attention", "flex" if not cuda:
             return "sdpa", "FlexAttention has no backward pass on a CPU"
         case "compile", _ if not _COMPILERS:

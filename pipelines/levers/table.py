@@ -7,7 +7,9 @@ multiple of the reference's own; B has to be equal, and S and M are judged by th
 
 from dataclasses import dataclass
 
-STAGES = frozenset({"classify", "detect", "transliterate"})
+STAGES = frozenset({"pretrain", "classify", "detect", "transliterate"})
+_AVERAGED = frozenset({"classify", "detect", "transliterate"})
+_IS_AVERAGE = "the teacher, which is what is kept, is an average of the weights already"
 _NETWORK = "dubsar.pipelines.levers.apply:"
 _TRAINER = "dubsar.pipelines.training:build_trainer"
 
@@ -65,7 +67,7 @@ LEVERS: tuple[Lever, ...] = (
         "dubsar.pipelines.networks:build_byt5",
         off="eager",
         tolerance=1e-10,
-        stages=frozenset({"transliterate"}),
+        stages=frozenset({"pretrain", "transliterate"}),
         invalidates=("packing", "compile"),
         elsewhere="timm's and Ultralytics' attention layers choose their kernel themselves",
     ),
@@ -79,8 +81,8 @@ LEVERS: tuple[Lever, ...] = (
         stages=frozenset({"transliterate"}),
         invalidates=("compile", "cuda_graphs"),
     ),
-    Lever("ema", "M", _TRAINER, off=None, conflicts=("swa",)),
-    Lever("swa", "M", _TRAINER, off=None, conflicts=("ema",)),
+    Lever("ema", "M", _TRAINER, off=None, stages=_AVERAGED, conflicts=("swa",), elsewhere=_IS_AVERAGE),
+    Lever("swa", "M", _TRAINER, off=None, stages=_AVERAGED, conflicts=("ema",), elsewhere=_IS_AVERAGE),
     Lever(
         "dora",
         "M",
@@ -88,7 +90,7 @@ LEVERS: tuple[Lever, ...] = (
         off=None,
         stages=frozenset({"classify", "transliterate"}),
         invalidates=("compile", "fused_optimizer", "checkpointing", "cuda_graphs"),
-        elsewhere="the detector starts from random weights, beside which adapters would learn next to nothing",
+        elsewhere="weights that start at random, or that are to become others, are not to be frozen",
     ),
     Lever("checkpointing", "B", _NETWORK + "checkpoint_blocks", off="off", invalidates=("compile",)),
     Lever("cuda_graphs", "B", _NETWORK + "compile_network"),
@@ -97,7 +99,7 @@ LEVERS: tuple[Lever, ...] = (
         "A",
         _NETWORK + "apply_levers",
         tolerance=1e-10,
-        stages=frozenset({"classify", "detect"}),
+        stages=frozenset({"pretrain", "classify", "detect"}),
         elsewhere="a T5 has no pictures, so no channels",
     ),
     Lever("liger", "A", unavailable="Liger has no T5 module, and a vocabulary of 384 leaves it nothing to save"),

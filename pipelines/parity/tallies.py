@@ -84,6 +84,22 @@ def _classify(system: Any, stream: Stream) -> Tally:
     )
 
 
+def _pretrain(system: Any, stream: Stream) -> Tally:
+    labelled = system.labelled
+    if labelled is None:
+        raise ValueError("data.labelled is off: features are judged by labelled signs, so parity needs them")
+    top5_M5, _ = system.neighbours()
+    right_M5 = top5_M5 == labelled.dev.classes_N[:, None]
+    rare_M = np.bincount(labelled.train.classes_N, minlength=labelled.classes)[labelled.dev.classes_N] < RARE
+    ones = np.ones(len(right_M5))
+    return Tally(
+        labelled.dev.tablets_N,
+        {"knn_top1": right_M5[:, 0].astype(float), "knn_top5": right_M5.any(1).astype(float)},
+        {"knn_top1": ones, "knn_top5": ones},
+        {f"rare signs (under {RARE} crops)": rare_M, "frequent signs": ~rare_M},
+    )
+
+
 def _transliterate(system: Any, stream: Stream) -> Tally:
     pairs = [(source, pair) for source, lines in system.dev.items() for pair in lines]
     system.network.eval()
@@ -135,11 +151,31 @@ def _detect(system: Any, stream: Stream) -> Tally:
 
 # by stage, how it is counted
 TALLIES: dict[str, Callable[[Any, Stream], Tally]] = {
+    "pretrain": _pretrain,
     "classify": _classify,
     "detect": _detect,
     "transliterate": _transliterate,
 }
-HIGHER_IS_BETTER = {"top1": True, "top5": True, "recall": True, "error": False, "cer": False, "ser": False}
-METRICS = {"classify": ("top1", "top5"), "detect": ("recall", "error"), "transliterate": ("cer", "ser")}
+HIGHER_IS_BETTER = {
+    "knn_top1": True,
+    "knn_top5": True,
+    "top1": True,
+    "top5": True,
+    "recall": True,
+    "error": False,
+    "cer": False,
+    "ser": False,
+}
+METRICS = {
+    "pretrain": ("knn_top1", "knn_top5"),
+    "classify": ("top1", "top5"),
+    "detect": ("recall", "error"),
+    "transliterate": ("cer", "ser"),
+}
 # by stage, what its own validation is judged by, and whether higher is better
-VALIDATED = {"classify": ("val/top1", True), "detect": ("val/ap50", True), "transliterate": ("val/cer", False)}
+VALIDATED = {
+    "pretrain": ("val/knn_top1", True),
+    "classify": ("val/top1", True),
+    "detect": ("val/ap50", True),
+    "transliterate": ("val/cer", False),
+}

@@ -58,6 +58,10 @@ class Crops:
     classes_N: npt.NDArray[np.int64]
     tablets_N: npt.NDArray[np.str_] = field(default_factory=lambda: np.zeros(0, dtype=np.str_))
 
+    def chosen(self, index_M: npt.NDArray[np.int64]) -> "Crops":
+        """Return some of the crops."""
+        return Crops(self.pixels_NSS3[index_M], self.classes_N[index_M], self.tablets_N[index_M])
+
 
 class ClassifySystem(L.LightningModule):  # type: ignore[misc]
     """Cross-entropy over the inventory, with label smoothing, mixup, and logit adjustment by frequency."""
@@ -212,6 +216,10 @@ def prepare(config: ClassifyConfig, root: Path) -> tuple[Crops, Crops]:
     wide, unknown = CropSize(data.crop_px, data.context, BORDER), data.ignore_unknown
     train = read_crops(root, "train", wide, inventory, data.limit, max_bad=data.max_bad, ignore_unknown=unknown)
     dev = read_crops(root, "dev", CropSize(data.crop_px, data.context), inventory, data.limit)
+    if data.label_fraction < 1:
+        kept = round(data.label_fraction * len(train.classes_N))
+        order = np.random.default_rng(config.trainer.seed).permutation(len(train.classes_N))
+        train = train.chosen(np.sort(order[: max(1, kept)]))
     if not len(train.classes_N):
         raise ValueError(f"{root / 'tablet-signs'}: no training photograph with a box is left; `dubsar data check`")
     return train, dev

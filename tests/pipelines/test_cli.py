@@ -21,6 +21,9 @@ COMMANDS = [
     ["ship"],
     ["export"],
     ["parity"],
+    ["compare"],
+    ["features"],
+    ["similar"],
     ["bench"],
     ["doctor"],
     ["data", "check"],
@@ -87,7 +90,7 @@ def test_a_misspelt_key_exits_2_with_file_line_and_suggestion(
     [
         (["train", "detect", "--config", "none.yaml"], "none.yaml: no such config file"),
         (["train", "detect", "optim.lr"], "'optim.lr' is not a setting; expected key=value, such as optim.lr=3e-4"),
-        (["config", "clasify"], "stage is 'clasify', expected one of classify, detect, transliterate, read"),
+        (["config", "clasify"], "stage is 'clasify', expected one of pretrain, classify, detect, transliterate, read"),
         (["config", "read", "topk=3"], "unknown key 'topk' (did you mean 'top_k'?)"),
     ],
 )

@@ -21,8 +21,13 @@ from dubsar.pipelines.cli import app, main
 
 TESTS = Path(__file__).resolve().parents[1]
 DEBUG = TESTS.parent / "configs" / "debug"
-VALIDATED = {"classify": "val/top1", "detect": "val/ap50", "transliterate": "val/cer"}
-FEWER = {"classify": [], "detect": ["data.limit=1"], "transliterate": []}
+VALIDATED = {
+    "pretrain": "val/knn_top1",
+    "classify": "val/top1",
+    "detect": "val/ap50",
+    "transliterate": "val/cer",
+}
+FEWER = {"pretrain": [], "classify": [], "detect": ["data.limit=1"], "transliterate": []}
 
 pytestmark = [pytest.mark.data, pytest.mark.slow]
 
@@ -67,7 +72,8 @@ def test_the_run_folder_is_whole(trained: tuple[str, Path, str]) -> None:
         "tensorboard/hparams.yaml",
         f"{stage}.safetensors",
         f"{stage}.json",
-        *(() if stage == "transliterate" else ("data.json",)),
+        *(("data.json",) if stage in {"classify", "detect"} else ()),
+        *(("features.png",) if stage == "pretrain" else ()),
     }
     config = load(folder / "config.yaml", STAGES[stage])
     assert config == load(DEBUG / f"{stage}.yaml", STAGES[stage], tuple(FEWER[stage]))
@@ -81,12 +87,16 @@ def test_validation_was_logged(trained: tuple[str, Path, str]) -> None:
 
 
 def test_the_weights_load_and_say_what_they_are(trained: tuple[str, Path, str]) -> None:
-    from dubsar.pipelines.networks import load_byt5, load_classifier, load_detector
+    from dubsar.pipelines.networks import load_byt5, load_classifier, load_detector, load_encoder
 
     stage, folder, _ = trained
-    network, config, file = {"classify": load_classifier, "detect": load_detector, "transliterate": load_byt5}[stage](
-        folder / stage
-    )
+    loaders = {
+        "pretrain": load_encoder,
+        "classify": load_classifier,
+        "detect": load_detector,
+        "transliterate": load_byt5,
+    }
+    network, config, file = loaders[stage](folder / stage)
     assert config == load(folder / "config.yaml", STAGES[stage])
     assert not network.training
     card = load_model(folder / stage, stage).card
@@ -118,10 +128,15 @@ def test_a_dry_run_describes_and_writes_nothing(
     )
     assert result.exit_code == 0
     assert list(tmp_path.iterdir()) == []
-    counted = {"classify": "training set: ", "detect": "training set: sign ", "transliterate": "training set: lines "}
+    counted = {
+        "pretrain": "training set: photographs ",
+        "classify": "training set: ",
+        "detect": "training set: sign ",
+        "transliterate": "training set: lines ",
+    }
     for text in ("max_steps: ", "parameters: ", "MiB (activations", "first batch: ", counted[stage]):
         assert text in result.output
-    assert re.search(r"first batch: (?:\w+ \([\d, ]*\) (?:float32|int64)\s+)+", result.output)
+    assert re.search(r"first batch: (?:\w+ \([\d, ]*\) (?:float32|int64|bool)\s+)+", result.output)
 
 
 def test_a_run_goes_on_with_resume(tmp_path: Path, data_root: Path) -> None:

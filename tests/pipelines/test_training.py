@@ -13,8 +13,9 @@ from dubsar.configs.base import load
 from dubsar.configs.schema import STAGES
 from dubsar.pipelines import cli
 from dubsar.pipelines.callbacks import KeepLast, StopOnNaN, read_metrics
+from dubsar.pipelines.launch import stage_module
 from dubsar.pipelines.levers.resolve import resolve_config
-from dubsar.pipelines.stages import classify, transliterate
+from dubsar.pipelines.stages import transliterate
 from dubsar.pipelines.stream import Stream
 from dubsar.pipelines.training import (
     RunFolder,
@@ -79,7 +80,7 @@ def test_run_folders_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
     for lack, found in (
         (r"holds no config\.yaml", {}),
         (r"holds no levers\.json", {"config.yaml": "stage: transliterate\n"}),
-        (r"its config\.yaml names no stage \(classify, detect, transliterate\)", {"levers.json": "[]"}),
+        (r"its config\.yaml names no stage \(pretrain, classify, detect, transliterate\)", {"levers.json": "[]"}),
     ):
         for name, text in found.items():
             (tmp_path / "photos" / name).write_text(text)
@@ -133,10 +134,10 @@ def same(one: Any, two: Any) -> bool:
 
 
 @pytest.mark.data
-@pytest.mark.parametrize("stage", ["classify", "transliterate"])
+@pytest.mark.parametrize("stage", ["pretrain", "classify", "transliterate"])
 def test_a_batch_is_a_function_of_its_number(stage: str, data_root: Path) -> None:
     config = debug_config(stage, *(TINY if stage == "transliterate" else ("data.limit=8",)))
-    module = {"classify": classify, "transliterate": transliterate}[stage]
+    module = stage_module(stage)
     _, stream = module.build(config, resolve_config(config))
     late = stream.batch(7)
     stream.batch(2)
@@ -159,7 +160,7 @@ def train(stage: str, folder: Path, *overrides: str, resume: bool = False) -> di
     if resume:
         torch.manual_seed(999)  # nothing may depend on what the global generator did before
     run = open_run(folder, config, levers, resume=resume)
-    system, stream = {"classify": classify, "transliterate": transliterate}[stage].build(config, levers)
+    system, stream = stage_module(stage).build(config, levers)
     trainer = build_trainer(config, run, levers, monitor="val/none", mode="max")
     trainer.callbacks = [c for c in trainer.callbacks if getattr(c, "monitor", None) != "val/none"]
     system.validation_step = lambda *_: None
@@ -169,6 +170,8 @@ def train(stage: str, folder: Path, *overrides: str, resume: bool = False) -> di
 
 RESUMED = {
     "transliterate": (*TINY, "model.dropout=0.1", "data.broken_noise=0.5"),
+    # teacher, anchor and random views: all that self-distillation remembers
+    "pretrain": ("data.limit=2", "model.drop_path_rate=0.4", "model.gram={scale: 2, refresh_steps: 2}"),
     "classify": ("data.limit=24", "model.mixup=0.3", "model.drop_rate=0.2", "model.drop_path_rate=0.2"),
 }
 VARIANTS = [
@@ -176,6 +179,7 @@ VARIANTS = [
     ("transliterate", ("efficiency.swa={from_fraction: 0.5, lr: 1.0e-4}", "efficiency.precision=bf16")),
     ("classify", ("efficiency.ema={decay: 0.7}", "efficiency.channels_last=true")),
     ("classify", ("trainer.workers=1",)),
+    ("pretrain", ("trainer.accumulate=2", "efficiency.fused_optimizer=true", "efficiency.checkpointing=selective")),
 ]
 
 

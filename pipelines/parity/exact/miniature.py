@@ -28,6 +28,10 @@ from dubsar.configs.schema import (
     DetectConfig,
     DetectData,
     DetectModel,
+    Gram,
+    PretrainConfig,
+    PretrainData,
+    PretrainModel,
     StageConfig,
     TransliterateConfig,
     TransliterateData,
@@ -40,8 +44,8 @@ from dubsar.models.detector import Detector
 from dubsar.pipelines.levers.apply import apply_levers
 from dubsar.pipelines.levers.observe import Observer
 from dubsar.pipelines.levers.resolve import Resolved, resolve_config
-from dubsar.pipelines.networks import build_classifier, build_detector
-from dubsar.pipelines.stages import classify, detect, transliterate
+from dubsar.pipelines.networks import build_classifier, build_detector, build_ssl
+from dubsar.pipelines.stages import classify, detect, pretrain, transliterate
 from dubsar.pipelines.stream import Stream
 from dubsar.pipelines.training import RunFolder, build_trainer, seed_everything
 from dubsar.pipelines.training import fit as fit_stage
@@ -131,6 +135,56 @@ def build(
     return miniature
 
 
+@dataclass(frozen=True)
+class _Tiles:
+    """A cache of tiles (N, S, S, 3) in memory, clay all over."""
+
+    pixels_NSS3: Any
+
+    def __len__(self) -> int:
+        return len(self.pixels_NSS3)
+
+    def tile(self, index: int) -> Any:
+        return self.pixels_NSS3[index]
+
+    def clay(self, index: int) -> Any:
+        return np.full(self.pixels_NSS3.shape[1:3], 255, np.uint8)
+
+    def photograph(self, index: int) -> str:
+        return str(index)
+
+
+def _pretrain(settings: dict[str, Any]) -> Miniature:
+    rng = np.random.default_rng(settings["trainer"].seed)
+    config = PretrainConfig(
+        data=PretrainData(tile=TILE, sign_px=16, global_px=32, local_px=16, locals=2, batch_size=4, labelled=False),
+        model=PretrainModel(
+            backbone="vit_small_patch16_dinov3",
+            # layer scale as timm draws it (1e-5) would leave nothing of a block to compare
+            backbone_args={
+                "img_size": 32,
+                "patch_size": 8,
+                "embed_dim": 32,
+                "depth": 2,
+                "num_heads": 2,
+                "init_values": 0.5,
+            },
+            prototypes=32,
+            patch_prototypes=32,
+            hidden=32,
+            bottleneck=16,
+            gram=Gram(scale=2),
+        ),
+        **settings,
+    )
+    levers = resolve_config(config)
+    network = build_ssl(config, attention=levers["attention"])
+    apply_levers(network, levers)
+    tiles: Any = _Tiles(np.stack([_clay(rng, TILE) for _ in range(6)]))
+    stream = pretrain.ViewStream(tiles, config, network.student.encoder.stride)
+    return Miniature(config, levers, pretrain.PretrainSystem(network, None, config, levers), stream)
+
+
 def _classify(settings: dict[str, Any]) -> Miniature:
     rng = np.random.default_rng(settings["trainer"].seed)
     config = ClassifyConfig(
@@ -200,7 +254,7 @@ def _transliterate(settings: dict[str, Any]) -> Miniature:
     return Miniature(config, levers, system, stream)
 
 
-_BUILDERS = {"classify": _classify, "transliterate": _transliterate}
+_BUILDERS = {"pretrain": _pretrain, "classify": _classify, "transliterate": _transliterate}
 
 
 def _clay(rng: np.random.Generator, side: int) -> Any:

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from dubsar.models.transliterator import IGNORED
 from dubsar.pipelines.stages.detect import DetectSystem
+from dubsar.pipelines.stages.pretrain import PretrainSystem
 from dubsar.pipelines.stages.transliterate import TransliterateSystem
 
 ASSIGNER = "TaskAlignedAssigner"  # Ultralytics' choice of the anchors that are to find a sign
@@ -92,11 +93,14 @@ class Recorder(Callback):  # type: ignore[misc]
         self.record.weights = {n: w.detach().clone() for n, w in _weights(pl_module.network)}
 
     def _watch_modules(self, network: nn.Module) -> Iterator[Callable[[], Any]]:
-        """Hook all modules, but none inside of a compiled one: its kernels would be cut there."""
+        """Hook all modules that compute, but none inside of a compiled one: its kernels would be cut there.
+
+        What only hands on is left out: a softmax in 16 bits in front of it is rounded by the next product in any case.
+        """
         compiled = [m for m in network.modules() if m._compiled_call_impl is not None]
         inside = {part for whole in compiled for part in whole.modules() if part is not whole}
         for name, module in network.named_modules():
-            if module not in inside:
+            if module not in inside and not isinstance(module, nn.Dropout | nn.Identity):
                 yield module.register_forward_hook(self._keep_output(name or "network")).remove
 
     def _keep_output(self, name: str) -> Callable[..., None]:
@@ -115,6 +119,8 @@ class Recorder(Callback):  # type: ignore[misc]
         match system:
             case TransliterateSystem():
                 yield self._replace(system, "logits", self._keep_lines(system.logits))
+            case PretrainSystem():
+                yield system.network.student.cls_head.register_forward_hook(self._keep_examples("view")).remove
             case DetectSystem():
                 yield self._replace(system.network, "loss", self._keep_loss_parts(system.network.loss))
                 yield system.network.register_forward_hook(self._keep_examples("tile")).remove

@@ -117,6 +117,7 @@ def outputs_of(network: Network, batch: Batch) -> list[Tensor]:
         return [raw["boxes"], raw["scores"]]
     if isinstance(network, SignClassifier):
         return [network(batch["pixels"])]
+    assert isinstance(network, SignAlignedT5)  # pretraining's network predicts nothing, and is not among these checks
     return [logits_of(network, batch)[batch["decoder_documents_BT"] >= 0]]
 
 

@@ -13,6 +13,7 @@ from dubsar.pipelines.parity.exact.miniature import build, fit, in_float64
 from dubsar.pipelines.parity.exact.record import Recorder, digest, lines
 
 OTHER = {
+    "pretrain": {"fused_optimizer": True, "attention": "sdpa", "checkpointing": "full", "precision": "bf16"},
     "classify": {"fused_optimizer": True, "channels_last": True, "precision": "bf16"},
     "detect": {"fused_optimizer": True, "channels_last": True, "precision": "bf16"},
     "transliterate": {"fused_optimizer": True, "attention": "sdpa", "precision": "bf16"},

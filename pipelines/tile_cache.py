@@ -1,0 +1,87 @@
+"""From photographs, rendered tablets and their sign sizes to the tiles that pretraining cuts its views from."""
+
+import os
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from dubsar.configs.schema import PretrainConfig
+from dubsar.datasets.photographs import labelled_photographs
+from dubsar.datasets.sources import require_outside_data
+from dubsar.datasets.synthetic.glyphs import available_fonts
+from dubsar.datasets.synthetic.scene import write_tablets
+from dubsar.datasets.unlabelled import TileCache, build_cache, find_photographs
+from dubsar.datasets.windows import sign_size
+from dubsar.models.checkpoint import shipped
+from dubsar.pipelines.networks import load_detector
+from dubsar.pipelines.reading.engine import search_size, tile_settings
+from dubsar.pipelines.reading.progress import watched
+
+SURE = 0.25  # mean score of the best 15 finds; below it the size of a photograph's signs is not known
+SYNTHETIC_SEED = 50_000
+
+
+class SignSizes:
+    """How high a sign is on a photograph: by its boxes where it has some, else by what the shipped detector finds."""
+
+    def __init__(self, boxed: dict[Path, float]) -> None:
+        self.boxed = boxed
+
+    def __call__(self, path: Path, rgb_HW3: npt.NDArray[np.uint8]) -> float:
+        """Return the size in px of the picture that is given; 0 where it cannot be told."""
+        if path in self.boxed:
+            return self.boxed[path]
+        detector, settings = self._detector
+        found = search_size(detector, rgb_HW3, settings)
+        return found.sign_px if found.scores_N[:15].sum() >= 15 * SURE else 0.0
+
+    @cached_property
+    def _detector(self):  # type: ignore[no-untyped-def]
+        detector, config, _ = load_detector(shipped("detect"))
+        return detector, tile_settings(config)
+
+
+def cache_folder() -> Path:
+    """Return where tiles are kept where the config names no place."""
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "dubsar" / "tiles"
+
+
+def open_tiles(config: PretrainConfig, root: Path) -> TileCache:
+    """Return the tiles of a config's photographs and rendered tablets; what is not cached yet is read.
+
+    Raises:
+        ValueError: there is no photograph, or the cache lies in the data folder.
+        FontError: tablets are to be rendered and there is no font.
+    """
+    data = config.data
+    cache = Path(data.cache) if data.cache else cache_folder()
+    require_outside_data(cache, "data.cache")
+    paths, boxed = _photographs(config, root)
+    if data.synthetic_tablets:
+        paths += _rendered(data.synthetic_tablets, cache / f"rendered-{data.synthetic_tablets}", root)
+    return build_cache(
+        paths,
+        cache,
+        sign_px=data.sign_px,
+        tile=data.tile,
+        measure=SignSizes(boxed),
+        max_bad=data.max_bad,
+        watch=watched,
+    )
+
+
+def _photographs(config: PretrainConfig, root: Path) -> tuple[list[Path], dict[Path, float]]:
+    data = config.data
+    if data.folders:
+        return find_photographs([Path(f) for f in data.folders])[: data.limit or None], {}
+    photographs = labelled_photographs(root, "train")[: data.limit or None]
+    return [p.path for p in photographs], {p.path: sign_size([b.box_xyxy for b in p.boxes]) for p in photographs}
+
+
+def _rendered(count: int, folder: Path, root: Path) -> list[Path]:
+    """Render tablets once; they are measured like photographs."""
+    if not folder.exists():
+        write_tablets(count, folder, SYNTHETIC_SEED, available_fonts(root / "sign-list" / "assyrian_font.tsv"))
+    return sorted(folder.glob("*.png"))
