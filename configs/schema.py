@@ -38,6 +38,20 @@ class PretrainData(Block):
     limit: Natural = 0  # at most so many photographs, and labelled crops per split; 0: all
     max_bad: Natural = 10  # photographs that cannot be read are skipped and listed, up to so many
 
+    @model_validator(mode="after")
+    def _views_fit_into_tiles(self) -> "PretrainData":
+        largest = max(self.global_signs[1], self.local_signs[1]) * self.sign_px
+        if largest > self.tile:
+            raise ValueError(
+                f"views of up to {largest:g} px (global_signs, local_signs times sign_px) do not fit into tiles of "
+                f"{self.tile} px; lower them, or raise tile"
+            )
+        for name in ("global_signs", "local_signs"):
+            low, high = getattr(self, name)
+            if low > high:
+                raise ValueError(f"{name} is {[low, high]}, expected the smaller one first")
+        return self
+
 
 class Gram(Block):
     """Gram anchoring: similarities of patches stay those of an earlier teacher, which saw a higher resolution."""

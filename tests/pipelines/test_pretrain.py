@@ -1,0 +1,192 @@
+"""Pretraining: what moves when, what is kept, and where its weights can be used."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dubsar.configs.base import ConfigError, load
+from dubsar.configs.blocks import Efficiency
+from dubsar.configs.schema import PretrainConfig
+from dubsar.models.backbones import SignClassifier
+from dubsar.models.checkpoint import save_model
+from dubsar.pipelines.bench.stage import PlainLoop, Small
+from dubsar.pipelines.parity.exact.miniature import Miniature, build
+from dubsar.pipelines.stages.pretrain import PretrainSystem, ViewStream, view_settings
+from dubsar.pipelines.tile_cache import SignSizes, open_tiles
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+
+
+def config(*overrides: str) -> PretrainConfig:
+    return load(CONFIGS / "debug" / "pretrain.yaml", PretrainConfig, overrides)  # type: ignore[no-any-return]
+
+
+def changed(miniature: Miniature, **model: Any) -> Miniature:
+    """Return a miniature whose system has other settings of its model."""
+    settings = miniature.config.model_copy(update={"model": miniature.config.model.model_copy(update=model)})  # type: ignore[union-attr]
+    system = PretrainSystem(miniature.system.network, None, settings, miniature.levers)
+    return dataclasses.replace(miniature, config=settings, system=system.train())
+
+
+def loop_of(miniature: Miniature) -> PlainLoop:
+    return PlainLoop(Small(miniature.config, miniature.levers, miniature.system, miniature.stream))
+
+
+def parameters(module: torch.nn.Module) -> list[torch.Tensor]:
+    return [p.detach().clone() for p in module.parameters()]
+
+
+def test_a_step_moves_the_student_by_gradients_and_the_teacher_by_its_share() -> None:
+    miniature = changed(build("pretrain", Efficiency(), steps=4), teacher_momentum=(0.75, 0.75))
+    network, loop = miniature.system.network, loop_of(miniature)
+    before, anchor = parameters(network.student), parameters(network.anchor)
+    loop.step(miniature.stream.batch(0))
+    after = parameters(network.student)
+    assert all(not torch.equal(b, a) for b, a in zip(before, after, strict=True))  # each parameter has a gradient
+    for old, new, kept in zip(before, after, parameters(network.teacher), strict=True):
+        torch.testing.assert_close(kept, 0.75 * old + 0.25 * new)
+    assert all(torch.equal(a, b) for a, b in zip(anchor, parameters(network.anchor), strict=True))
+    assert int(network.step) == 1
+    assert not network.teacher.training
+    assert network.student.training
+
+
+def test_the_anchor_becomes_the_teacher_when_it_is_its_turn() -> None:
+    miniature = build("pretrain", Efficiency(), steps=4)
+    gram = miniature.config.model.gram.model_copy(update={"refresh_steps": 2})  # type: ignore[union-attr]
+    miniature = changed(miniature, gram=gram, teacher_momentum=(0.5, 0.5))
+    network, loop = miniature.system.network, loop_of(miniature)
+    for step in range(2):
+        start = parameters(network.anchor)
+        loop.step(miniature.stream.batch(step), step)
+        moved = [not torch.equal(a, b) for a, b in zip(start, parameters(network.anchor), strict=True)]
+        assert all(moved) if step == 1 else not any(moved)
+    pairs = zip(network.anchor.parameters(), network.teacher.encoder.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_prototypes_learn_only_after_a_while() -> None:
+    miniature = changed(build("pretrain", Efficiency(), steps=4), freeze_prototypes_steps=2)
+    head, loop = miniature.system.network.student.cls_head, loop_of(miniature)
+    for step in range(3):
+        before = head.prototypes.weight.detach().clone()
+        loop.step(miniature.stream.batch(step), step)
+        # weights decay even where nothing is learned: what is left of them points the same way
+        cosine = torch.nn.functional.cosine_similarity(before, head.prototypes.weight.detach(), dim=1).min()
+        assert (float(cosine) > 1 - 1e-6) == (step < 2)
+
+
+def test_rates_fall_from_the_heads_to_the_patches_and_decay_follows_its_schedule() -> None:
+    miniature = changed(build("pretrain", Efficiency(), steps=4), layer_decay=0.5, weight_decay_end=0.4)
+    system, loop = miniature.system, loop_of(miniature)
+    rate = {id(p): group["initial_lr"] for group in loop.optimizer.param_groups for p in group["params"]}
+    student, lr = system.network.student, system.config.optim.lr
+    assert rate[id(student.patch_head.prototypes.weight)] == pytest.approx(lr)
+    assert rate[id(student.encoder.net.blocks[1].attn.proj.weight)] == pytest.approx(lr / 2)
+    assert rate[id(student.encoder.net.blocks[0].attn.proj.weight)] == pytest.approx(lr / 4)
+    assert rate[id(student.encoder.mask_token)] == rate[id(student.encoder.net.cls_token)] == pytest.approx(lr / 8)
+    for step in range(4):
+        loop.step(miniature.stream.batch(step), step)
+    decays = {group["decays"]: group["weight_decay"] for group in loop.optimizer.param_groups}
+    first, last = system.config.optim.weight_decay, 0.4
+    assert decays == {True: pytest.approx(last + (first - last) * 0.5 * (1 + np.cos(0.75 * np.pi))), False: 0.0}
+
+
+def test_gram_anchoring_is_off_before_its_step() -> None:
+    losses = {}
+    for name, start in (("on", 0), ("off", 1)):
+        miniature = build("pretrain", Efficiency(), steps=4)
+        gram = miniature.config.model.gram.model_copy(update={"from_step": start, "weight": 50.0})  # type: ignore[union-attr]
+        system = changed(miniature, gram=gram).system
+        logged: dict[str, torch.Tensor] = {}
+        system.log, system.log_dict = lambda *_: None, logged.update
+        system.training_step(miniature.stream.batch(0), 0)
+        losses[name] = {name.removeprefix("train/") for name in logged}
+    assert losses == {"on": {"cls", "patch", "koleo", "gram"}, "off": {"cls", "patch", "koleo"}}
+
+
+def test_views_of_an_image_are_cut_from_the_tile_that_is_its_turn() -> None:
+    stream: Any = build("pretrain", Efficiency()).stream
+    asked: list[int] = []
+
+    class Tiles:
+        photographs = ()
+
+        def __len__(self) -> int:
+            return 6
+
+        def tile(self, index: int) -> Any:
+            asked.append(index)
+            return stream.tiles.tile(index)
+
+        clay = staticmethod(stream.tiles.clay)
+
+    twin = ViewStream(Tiles(), stream.config, 8)  # type: ignore[arg-type]
+    for number in range(3):
+        twin.batch(number)
+    assert sorted(asked[:6]) == sorted(asked[6:]) == list(range(6))  # an epoch shows each tile once
+    assert asked[:6] != asked[6:]
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("data.global_signs=[3.0, 9.0]", r"views of up to 288 px .* do not fit into tiles of 192 px"),
+        ("data.local_signs=[3.0, 1.0]", r"local_signs is \[3\.0, 1\.0\], expected the smaller one first"),
+    ],
+)
+def test_views_that_cannot_be_cut_are_refused(setting: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        config(setting)
+
+
+def test_pretrained_weights_are_a_classifier_s_to_start_from(tmp_path: Path) -> None:
+    miniature = build("pretrain", Efficiency(), steps=2)
+    loop_of(miniature).step(miniature.stream.batch(0))
+    encoder, model = miniature.system.network.teacher.encoder, miniature.config.model
+    save_model(tmp_path / "pretrain", encoder.backbone_state(), {"stage": "pretrain"})
+    assert model.normalise == "imagenet"
+    classifier = SignClassifier(
+        model.backbone,
+        7,
+        weights=str(tmp_path / "pretrain.safetensors"),
+        backbone_args=model.backbone_args,
+        normalise="imagenet",
+    ).eval()
+    pixels = torch.rand(2, 3, 32, 32)
+    states_BND = classifier.net.forward_features(classifier.normalised(pixels))
+    torch.testing.assert_close(states_BND[:, 0], encoder.eval()(pixels).cls_BD)
+
+
+@pytest.mark.data
+def test_sign_sizes_come_from_boxes_or_from_what_the_detector_finds(data_root: Path) -> None:
+    from dubsar.datasets.images import load_image
+
+    sample = CONFIGS.parent / "datasets" / "sample" / "tablet.jpg"
+    pixels = load_image(sample).rgb_HW3
+    assert SignSizes({sample: 12.5})(sample, pixels) == 12.5
+    found = SignSizes({})(sample, pixels)
+    assert 20 < found < 80
+    assert SignSizes({})(sample, np.zeros((300, 300, 3), np.uint8)) == 0.0
+
+
+@pytest.mark.data
+def test_tiles_are_cached_of_photographs_and_rendered_tablets(tmp_path: Path, data_root: Path) -> None:
+    settings = config(f"data.cache={tmp_path}", "data.limit=2", "data.synthetic_tablets=1")
+    tiles = open_tiles(settings, data_root)
+    names = {Path(p.path).name for p in tiles.photographs}
+    assert len(names) == 3
+    assert "synthetic-000001.png" in names
+    assert tiles.tile(0).shape == (192, 192, 3)
+    again = open_tiles(settings, data_root)
+    assert again.photographs == tiles.photographs
+
+
+def test_views_have_the_config_s_sizes() -> None:
+    settings = view_settings(config("model.gram={scale: 3}", "data.global_px=40"))
+    assert (settings.global_px, settings.local_px, settings.gram_px) == (40, 16, 120)
+    assert view_settings(config("model.gram=null")).gram_px == 0
