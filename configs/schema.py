@@ -170,6 +170,20 @@ class DetectData(Block):
     ignore_unknown: bool = False  # drop and count boxes that cannot be used or have no class, instead of refusing them
 
 
+class DetectFeatures(Block):
+    """A pretrained backbone beside YOLO: what it sees is added to the map of stride 8, at the start with weight zero.
+
+    ``data.tile`` must be a multiple of its stride, px per patch.
+    """
+
+    backbone: str  # timm model name, as stage pretrain takes it
+    backbone_args: Annotated[dict[str, Any], Field(default_factory=dict)]
+    normalise: Literal["imagenet", "fixed", "per_crop"] = "imagenet"  # as in its pretraining
+    # local safetensors, as of PretrainModel, or the folder of such a run; read when a training starts, never later
+    weights: Annotated[str, Field(min_length=1)]
+    frozen: bool = True  # false: trained as well, at the detector's own rate
+
+
 class DetectModel(Block):
     """YOLO11 with a P2 level; ``classes: agnostic`` finds signs, ``inventory`` also names them."""
 
@@ -178,6 +192,7 @@ class DetectModel(Block):
     box_gain: Positive = 7.5
     cls_gain: Positive = 0.5
     dfl_gain: Positive = 1.5
+    features: DetectFeatures | None = None
 
 
 class DetectConfig(Block):

@@ -34,10 +34,13 @@ from ultralytics.utils.loss import v8DetectionLoss  # noqa: E402
 Image.open, torch.save = _FOR_ALL
 
 from dubsar.models.checkpoint import write_atomically  # noqa: E402
+from dubsar.models.detection_features import AddedFeatures  # noqa: E402
 from dubsar.models.precision import at_least_float32  # noqa: E402
+from dubsar.models.ssl.encoder import SslEncoder  # noqa: E402
 
 ARCHITECTURE = Path(__file__).resolve().parent / "yolo11-p2.yaml"
 STRIDE = 32  # tile sides must be multiples of it
+P3 = 4  # the layer of the architecture whose map, of stride 8, a backbone's features are added to
 Scale = Literal["n", "s", "m", "l", "x"]
 
 
@@ -49,6 +52,9 @@ class Detector(nn.Module):
         classes: number of sign classes; 1 finds signs without naming them.
         gains: weights of the box, class and distribution losses.
         batch_norm_momentum: 0.1, not Ultralytics' 0.03: after a short run the running statistics would lag far behind.
+        encoder: a backbone whose features are added to the map of stride 8, at the start with weight zero; sides of
+            tiles must then be multiples of its stride too.
+        frozen: that backbone is not trained.
     """
 
     def __init__(
@@ -57,16 +63,28 @@ class Detector(nn.Module):
         classes: int = 1,
         gains: tuple[float, float, float] = (7.5, 0.5, 1.5),
         batch_norm_momentum: float = 0.1,
+        *,
+        encoder: SslEncoder | None = None,
+        frozen: bool = True,
     ) -> None:
         super().__init__()
         architecture = yaml_model_load(ARCHITECTURE)
         architecture["scale"] = scale
-        self.net = DetectionModel(architecture, ch=3, nc=classes, verbose=False)
+        kind = DetectionModel if encoder is None else _NetWithFeatures
+        self.net = kind(architecture, ch=3, nc=classes, verbose=False)
         self.net.args = SimpleNamespace(box=gains[0], cls=gains[1], dfl=gains[2])
         for module in self.net.modules():
             if isinstance(module, nn.BatchNorm2d):
                 module.momentum = batch_norm_momentum
+        if encoder is not None:
+            self.net.features = AddedFeatures(encoder, self.net.model[P3].cv2.conv.out_channels, frozen=frozen)
         self.classes = classes
+
+    @property
+    def features(self) -> AddedFeatures | None:
+        """The backbone beside YOLO, and how it is added; None without."""
+        found: AddedFeatures | None = getattr(self.net, "features", None)
+        return found
 
     def forward(self, tiles_BCHW: torch.Tensor) -> Any:
         """Return Ultralytics' raw predictions: a dict in training; in evaluation see `detect`."""
@@ -117,6 +135,20 @@ class Detector(nn.Module):
         return torch.cat((centre - size / 2, centre + size / 2, decoded[..., 4:]), -1)
 
 
+class _NetWithFeatures(DetectionModel):  # type: ignore[misc]
+    """Ultralytics' network, in which a backbone's features are added to one map."""
+
+    def forward(self, tiles_BCHW: torch.Tensor) -> Any:
+        maps: dict[int, Any] = {-1: tiles_BCHW}  # -1: of the layer before
+        for layer in self.model:
+            maps[-1] = layer(maps[layer.f] if isinstance(layer.f, int) else [maps[i] for i in layer.f])
+            if layer.i == P3 and hasattr(self, "features"):  # Ultralytics tries the network out before there are any
+                maps[-1] = self.features(tiles_BCHW, maps[-1])
+            if layer.i in self.save:
+                maps[layer.i] = maps[-1]
+        return maps[-1]
+
+
 class _BackgroundWeight(nn.Module):
     """Binary cross-entropy in which anchors without a target count by their weight (B, A)."""
 
@@ -151,9 +183,14 @@ def export_ultralytics(detector: Detector, names: dict[int, str], path: Path) ->
         path: the file, written atomically; a file that is there is replaced.
 
     Raises:
-        ValueError: ``names`` are not those of the detector's classes.
+        ValueError: ``names`` are not those of the detector's classes, or it uses features of a backbone.
         OSError: the file cannot be written.
     """
+    if detector.features is not None:
+        raise ValueError(
+            "model.features: this detector adds the features of a backbone, which a network of Ultralytics cannot "
+            "express; export one that was trained with model.features=null"
+        )
     if sorted(names) != list(range(detector.classes)):
         raise ValueError(f"names has ids {sorted(names)[:5]}…, expected 0 to {detector.classes - 1}")
     model = copy.deepcopy(detector.net).cpu().float().eval()

@@ -28,6 +28,7 @@ class Bench(StrEnum):
     step = "step"
     optimizer = "optimizer"
     compile = "compile"
+    pretrain = "pretrain"
 
 
 def parity(  # noqa: PLR0913, PLR0917 - options of a command, which typer passes by name

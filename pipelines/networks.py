@@ -46,11 +46,46 @@ def find_device(name: str) -> torch.device:
     return device
 
 
-def build_detector(config: DetectConfig, inventory_size: int) -> Detector:
-    """Build a detector with random weights."""
+def build_detector(config: DetectConfig, inventory_size: int, *, fresh: bool = False) -> Detector:
+    """Build a detector with random weights, and with the backbone of ``model.features``, where that is asked for.
+
+    Args:
+        config: what to build.
+        inventory_size: how many classes the inventory has.
+        fresh: leave the backbone's weights random too.
+
+    Raises:
+        ValueError: the backbone or its weights cannot be used, or tiles do not hold whole patches of it.
+        FileNotFoundError: its weights are not there.
+    """
     model = config.model
-    classes = inventory_size if model.classes == "inventory" else 1
-    return Detector(model.scale, classes, (model.box_gain, model.cls_gain, model.dfl_gain))
+    return Detector(
+        model.scale,
+        inventory_size if model.classes == "inventory" else 1,
+        (model.box_gain, model.cls_gain, model.dfl_gain),
+        encoder=_build_features(config, fresh=fresh),
+        frozen=model.features is None or model.features.frozen,
+    )
+
+
+def _build_features(config: DetectConfig, *, fresh: bool) -> SslEncoder | None:
+    """Build the backbone beside a detector, whose own first weights are drawn as if there were none."""
+    wanted = config.model.features
+    if wanted is None:
+        return None
+    try:
+        with torch.random.fork_rng(devices=[]):
+            encoder = SslEncoder(wanted.backbone, backbone_args=wanted.backbone_args, normalise=wanted.normalise)
+        if not fresh:
+            load_backbone(encoder, Path(wanted.weights))
+    except ValueError as error:
+        raise ValueError(f"in model.features: {error}") from error
+    if config.data.tile % encoder.stride:
+        raise ValueError(
+            f"data.tile is {config.data.tile}, expected a multiple of {encoder.stride}, the px per patch of "
+            f"model.features.backbone ({wanted.backbone}); change either"
+        )
+    return encoder
 
 
 def build_classifier(config: ClassifyConfig, inventory_size: int, *, fresh: bool = False) -> SignClassifier:
@@ -149,7 +184,7 @@ def load_detector(path: Path) -> tuple[Detector, DetectConfig, ModelFile]:
     """
     file = load_model(path, "detect")
     config: DetectConfig = _config_of(file, path)
-    network = build_detector(config, len(inventory_of(file, path)))
+    network = build_detector(config, len(inventory_of(file, path)), fresh=True)
     _load_state(network, file.state, path)
     return network.eval(), config, file
 

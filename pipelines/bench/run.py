@@ -14,6 +14,7 @@ from dubsar.pipelines.bench.crops import bench_crops
 from dubsar.pipelines.bench.measure import CLOCKS, LEAST_ROUNDS, Effort, Measured
 from dubsar.pipelines.bench.optimizer import bench_optimizer
 from dubsar.pipelines.bench.packing import bench_packing
+from dubsar.pipelines.bench.pretrain import bench_pretrain
 from dubsar.pipelines.bench.read import bench_read
 from dubsar.pipelines.bench.result import BenchResult, Machine, show, write
 from dubsar.pipelines.bench.step import bench_step
@@ -26,6 +27,7 @@ BENCHES: dict[str, Callable[[Effort], list[Measured]]] = {
     "step": bench_step,
     "optimizer": bench_optimizer,
     "compile": bench_compile,
+    "pretrain": bench_pretrain,
 }
 
 

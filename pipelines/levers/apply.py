@@ -66,8 +66,11 @@ def repeated_blocks(network: Network) -> list[nn.Module]:
     if isinstance(network, SignAlignedT5):
         return [*network.encoder.block, *network.decoder.block]
     if isinstance(network, Detector):
-        return [layer for layer in network.net.model[:-1] if next(layer.parameters(), None) is not None]
-    blocks: list[nn.Module] = []
+        blocks = [layer for layer in network.net.model[:-1] if next(layer.parameters(), None) is not None]
+        if network.features is not None and not network.features.frozen:
+            _collect(network.features.encoder.net, blocks)
+        return blocks
+    blocks = []
     for whole in wholes(network):
         _collect(whole, blocks)
     return blocks
@@ -103,7 +106,9 @@ def heads(network: Network) -> list[nn.Module]:
     """Return the modules that are new for the task; a T5 has none, its last layer is the embedding."""
     if isinstance(network, SignClassifier):
         return [network.net.get_classifier()]
-    return [network.net.model[-1]] if isinstance(network, Detector) else []
+    if isinstance(network, Detector):
+        return [network.net.model[-1], *([network.features.projection] if network.features is not None else [])]
+    return []
 
 
 def checkpoint_blocks(network: Network, *, selective: bool) -> None:

@@ -6,7 +6,7 @@
 
 Photographs are scaled so that a sign is about ``data.sign_px`` large, cut into random windows around labelled signs,
 and changed in light and focus, never mirrored. Validation runs the same search as reading: the scale is estimated, not
-given.
+given. With ``model.features`` the features of a pretrained backbone help YOLO.
 
 Reads ``tablet-signs`` below the data root; writes ``runs/detect/<name>/``.
 """
@@ -42,6 +42,7 @@ LICENCE = (
     "Weights: CC BY-NC-SA 4.0, non-commercial. Trained on photographs (c) The Trustees of the British Museum; "
     "boxes: eBL (MIT) and Dencker et al. 2020. Network: Ultralytics YOLO11 (AGPL-3.0)."
 )
+OF_FEATURES = " Those of the backbone beside it (model.features) are under their own licence as well."
 
 
 class DetectSystem(L.LightningModule):  # type: ignore[misc]
@@ -209,7 +210,8 @@ def build(config: DetectConfig, levers: Resolved, prepared: Prepared | None = No
         prepared: what `prepare` gave, where several systems are built on the same data.
 
     Raises:
-        ValueError: the tile is not a multiple of the network's stride, or the data cannot be used.
+        ValueError: the tile is not a multiple of the network's stride, or the data or features cannot be used.
+        FileNotFoundError: the weights of the features are not there.
         FontError: tablets are to be rendered and there is no font.
     """
     if config.data.tile % STRIDE:
@@ -234,6 +236,7 @@ def run(config: DetectConfig, folder: Path, *, resume: bool = False, overwrite: 
     if not is_first_rank(config.trainer):
         return {}
     scores = score_photographs(system.network, system.dev, config)
-    card = model_card(config, scores, read_inventory(data_root()), normalisation="RGB 0-1", licence=LICENCE)
+    licence = LICENCE + (OF_FEATURES if config.model.features else "")
+    card = model_card(config, scores, read_inventory(data_root()), normalisation="RGB 0-1", licence=licence)
     save_model(folder / "detect", system.network.state_dict(), card)
     return scores
