@@ -28,7 +28,7 @@ class PretrainData(Block):
     tile: Count = 384
     global_px: Count = 64
     local_px: Count = 32
-    locals: Natural = 8  # local views of an image, beside its two global ones
+    locals: Count = 8  # local views of an image, beside its two global ones
     global_signs: Span = (2.5, 6.0)  # sign heights that a global view is high
     local_signs: Span = (0.9, 2.5)
     batch_size: Count = 32  # images; each gives all of its views
@@ -58,7 +58,7 @@ class Gram(Block):
 
     weight: Positive = 1.0
     scale: Count = 2  # resolution of the anchor's views over that of the global ones
-    from_step: Natural = 0  # before it the loss is off
+    from_step: Natural = 0  # before it the loss is off; then the anchor is the teacher of that step
     refresh_steps: Natural = 0  # every so many steps the anchor becomes the teacher; 0: it stays what it was
 
 

@@ -1,6 +1,6 @@
 """Photographs without labels, of any size, cached as tiles in which a sign has one height.
 
-A cache folder holds one ``.npy`` per photograph, (tiles, S, S, 4) uint8: red, green, blue, and 255 on clay. Its name is
+A cache folder holds one ``.npy`` per photograph, (tiles, S, S, 4) uint8: red, green, blue, and a mask. Its name is
 a digest of path, size, time and settings, so that a photograph is read again only when one of these changes; arrays of
 other settings stay beside it. ``index.json`` lists what the latest call cached. The folder may be deleted at any time.
 """
@@ -26,13 +26,29 @@ from dubsar.datasets.photographs import DamagedDataError
 from dubsar.datasets.tiles import cut, tile_grid
 from dubsar.datasets.windows import resize
 
-FORMAT = "dubsar-tiles-1"
-_LEAST_SIGNS = 9.0  # a tile shows at least this much clay, in squares of a sign's height: room for a small window
+FORMAT = "dubsar-tiles-2"
+CLAY, WRITING = 128, 255  # in the mask: bare clay, and clay within a sign's height of a sign
+_LEAST_SIGNS = 9.0  # a tile shows at least this much writing, in squares of a sign's height: room for a window
 _MOST_ENLARGED = 3.0  # smaller signs than a third of what is wanted have no wedges left
 _SAVE_SECONDS = 30.0
 
 UInt8s = npt.NDArray[np.uint8]
-Measure = Callable[[Path, UInt8s], float]
+
+
+@dataclass(frozen=True)
+class Signs:
+    """What is known of the signs on a picture.
+
+    Attributes:
+        height: of a sign, px of the picture; 0 where it is not known.
+        boxes_N4: xyxy px, of as many as are known; without any all clay counts as written.
+    """
+
+    height: float
+    boxes_N4: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 4)))
+
+
+Measure = Callable[[Path, UInt8s], Signs]
 Watch = Callable[[Sequence[Path], str], Iterable[Path]]
 
 
@@ -83,7 +99,7 @@ class TileCache:
         return self._tile(index)[..., :3]
 
     def clay(self, index: int) -> UInt8s:
-        """Return 255 on the clay of a tile, 0 elsewhere (S, S), read-only, mapped from disk."""
+        """Return `WRITING`, `CLAY` or 0 for each pixel of a tile (S, S), read-only, mapped from disk."""
         return self._tile(index)[..., 3]
 
     def photograph(self, index: int) -> str:
@@ -139,10 +155,10 @@ def build_cache(
     Args:
         paths: photographs, each once.
         cache: folder for the tiles; it is made where it is absent. A call that was killed goes on where it stopped.
-        measure: returns the height of a sign in px of the picture (H, W, 3) at this path; 0 where it cannot tell, by
+        measure: returns what it knows of the signs on the picture (H, W, 3) at this path; where it knows no height, by
             which the photograph is left out and listed.
         sign_px: wanted height of a sign, px.
-        tile: side of a tile, px; tiles with little clay are left out.
+        tile: side of a tile, px; tiles with little writing are left out.
         max_bad: skip so many pictures that cannot be read, each with its reason on stderr.
         watch: goes over the paths, and may show how far it is.
 
@@ -173,13 +189,14 @@ def build_cache(
         except (ImageError, OSError) as error:
             _count_bad(bad, error, max_bad)
             continue
-        measured = CachedPhotograph(str(path), key, float(measure(path, rgb_HW3)), 0)
-        done.append(_cut_photograph(rgb_HW3, measured, cache, (float(sign_px), tile)))
+        signs = measure(path, rgb_HW3)
+        measured = CachedPhotograph(str(path), key, float(signs.height), 0)
+        done.append(_cut_photograph(rgb_HW3, signs.boxes_N4, measured, cache, (float(sign_px), tile)))
         if time.monotonic() - saved > _SAVE_SECONDS:
             # what an earlier call knew and this one has yet to reach must survive a stop here
             _write_index(cache, settings, {p.key: p for p in [*known.values(), *done]}.values())
             saved = time.monotonic()
-    _write_index(cache, settings, done)
+    _write_index(cache, settings, (known | {p.key: p for p in done}).values())
     made = TileCache(cache, tile, tuple(done), tuple(bad))
     if not len(made):
         raise ValueError(_nothing_cut(made))
@@ -187,7 +204,11 @@ def build_cache(
 
 
 def _cut_photograph(
-    rgb_HW3: UInt8s, entry: CachedPhotograph, cache: Path, sizes: tuple[float, int]
+    rgb_HW3: UInt8s,
+    boxes_N4: npt.NDArray[np.float64],
+    entry: CachedPhotograph,
+    cache: Path,
+    sizes: tuple[float, int],
 ) -> CachedPhotograph:
     """Scale and cut a measured photograph, and write its tiles."""
     (sign_px, tile), height = sizes, entry.sign_height
@@ -196,16 +217,26 @@ def _cut_photograph(
     if sign_px > _MOST_ENLARGED * height:
         return replace(entry, skipped=f"its signs are {height:.1f} px high, too small")
     scaled_HW3 = resize(rgb_HW3, sign_px / height)
-    clay_HW3 = np.repeat(clay_mask(scaled_HW3).astype(np.uint8)[..., None] * 255, 3, axis=2)
+    written_HW = _written(clay_mask(scaled_HW3), boxes_N4 * (sign_px / height), sign_px)
+    clay_HW3 = np.repeat(written_HW[..., None], 3, axis=2)
     kept = []
     for place in tile_grid(scaled_HW3.shape[1], scaled_HW3.shape[0], tile, tile // 8):
         clay_SS = cut(clay_HW3, place, 0)[..., 0]
-        if (clay_SS > 0).sum() >= _LEAST_SIGNS * sign_px**2:
+        if (clay_SS == WRITING).sum() >= _LEAST_SIGNS * sign_px**2:
             kept.append(np.dstack([cut(scaled_HW3, place, 0), clay_SS]))
     if kept:
         tiles_NSS4 = np.stack(kept)
         _write_atomically(_array_path(cache, entry.key), lambda file: np.save(file, tiles_NSS4))
     return replace(entry, tiles=len(kept))
+
+
+def _written(clay_HW: npt.NDArray[np.bool_], boxes_N4: npt.NDArray[np.float64], around: float) -> UInt8s:
+    """Return the mask (H, W) of `CLAY` and, up to ``around`` px from a sign, `WRITING`."""
+    near_HW = np.full(clay_HW.shape, not len(boxes_N4))
+    for x0, y0, x1, y1 in boxes_N4:
+        rows = slice(max(0, round(y0 - around)), max(0, round(y1 + around)))
+        near_HW[rows, max(0, round(x0 - around)) : max(0, round(x1 + around))] = True
+    return np.where(clay_HW, np.where(near_HW, WRITING, CLAY), 0).astype(np.uint8)
 
 
 def _key(path: Path, settings: dict[str, Any]) -> str:

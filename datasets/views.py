@@ -36,7 +36,7 @@ class ViewSettings:
         sign_px: height of a sign in the tiles, px.
         rotate: largest rotation, degrees.
         stretch: windows are up to 1 + stretch times wider or narrower than high.
-        clay: least share of clay in a window, where the tile has such a place.
+        clay: least share of clay with writing in a window, where the tile has such a place.
         light: largest change of brightness across a view, as a share.
         relief: strength of the raking light that is laid over the picture's own relief.
         colour: largest change of brightness, contrast and, half of it, of single channels.
@@ -113,7 +113,8 @@ def multi_crop(tile_SS3: UInt8s, clay_SS: UInt8s, settings: ViewSettings, rng: n
 
     Args:
         tile_SS3: uint8 (S, S, 3), signs ``settings.sign_px`` high.
-        clay_SS: uint8 or bool (S, S), not 0 on clay; what is not clay becomes black, grey or noise.
+        clay_SS: uint8 or bool (S, S), not 0 on clay and largest where there is writing, on which windows are centred;
+            what is not clay becomes black, grey or noise.
         settings: sizes, numbers and strengths.
         rng: the source of all randomness.
 
@@ -163,19 +164,18 @@ def _image(
 
 
 class _Places:
-    """Where windows may stand on a tile: sums over a coarse mask tell the clay of any of them at once."""
+    """Where windows may stand on a tile: sums over a coarse mask tell the writing in any of them at once."""
 
     def __init__(self, clay_SS: UInt8s) -> None:
         self.shape = clay_SS.shape
-        coarse = np.ascontiguousarray(clay_SS[_COARSE // 2 :: _COARSE, _COARSE // 2 :: _COARSE]) > 0
-        if not coarse.any():
-            coarse = np.ones_like(coarse)  # nothing is known to be clay: anywhere will do
+        coarse = np.ascontiguousarray(clay_SS[_COARSE // 2 :: _COARSE, _COARSE // 2 :: _COARSE])
+        coarse = coarse == coarse.max()  # where nothing is known to be clay, anywhere will do
         self.sums = cv2.integral(coarse.astype(np.uint8))
         self.clay = np.flatnonzero(coarse)
         self.columns = coarse.shape[1]
 
     def draw(self, width: float, height: float, rng: np.random.Generator) -> tuple[float, float, float]:
-        """Return a centre (x, y) on clay, moved into the tile where there is room, and the share of clay there."""
+        """Return a centre (x, y) on writing, moved into the tile where there is room, and the share of it there."""
         row, column = divmod(int(self.clay[rng.integers(len(self.clay))]), self.columns)
         x, y = ((value + 0.5 + rng.uniform(-0.5, 0.5)) * _COARSE for value in (column, row))
         x, y = _inside(x, width, self.shape[1]), _inside(y, height, self.shape[0])
@@ -191,7 +191,7 @@ def _inside(centre: float, side: float, length: int) -> float:
 
 
 def _draw_window(places: _Places, signs: Span, settings: ViewSettings, rng: np.random.Generator) -> _Window:
-    """Draw a window with enough clay; the best of a few tries where none has."""
+    """Draw a window with enough writing; the best of a few tries where none has."""
     height = settings.sign_px * math.exp(rng.uniform(math.log(signs[0]), math.log(signs[1])))
     width = height * math.exp(rng.uniform(-1, 1) * math.log1p(settings.stretch))
     angle = float(rng.uniform(-settings.rotate, settings.rotate))

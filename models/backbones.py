@@ -1,6 +1,7 @@
 """Sign classifiers: any timm backbone with a linear head over the inventory."""
 
 import difflib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import nn
 
 # statistics of sign crops matter little next to the relighting that they are trained with: one simple range for all
 MEAN, STD = 0.45, 0.22
+_BEFORE_HEAD = ("norm.", "fc_norm.", "head.")  # timm's names differ with the way of pooling
 NORMALISATIONS = ("fixed", "per_crop", "imagenet")
 # arguments of timm.create_model that name files or addresses to load, or that are set here: no config may give them
 RESERVED = frozenset(
@@ -65,7 +67,7 @@ class SignClassifier(nn.Module):
             backbone, classes, pretrained=pretrained and not weights, given=backbone_args or {}, options=options
         )
         if weights:
-            _load(self.net, Path(weights))
+            _load(self.net, Path(weights), normalise)
 
     def forward(self, pixels_BCHW: torch.Tensor) -> torch.Tensor:
         """Return logits (B, classes) for RGB crops in 0-1."""
@@ -164,12 +166,39 @@ def read_weights(path: Path) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def _load(net: nn.Module, path: Path) -> None:
+def check_card(card: Path, normalise: str) -> None:
+    """Refuse weights whose model card says that they were trained on pixels normalised in another way.
+
+    Args:
+        card: the JSON beside the weights; there may be none.
+        normalise: how pixels are normalised here.
+
+    Raises:
+        ValueError: they were normalised otherwise.
+    """
+    if not card.is_file():
+        return
+    try:
+        trained = json.loads(card.read_text(encoding="utf-8"))["config"]["model"]["normalise"]
+    except (ValueError, KeyError, TypeError):
+        return  # whoever loads a whole model complains of its card; here it is asked for one thing
+    if trained != normalise:
+        raise ValueError(f"trained on pixels normalised {trained!r}, here {normalise!r}; set model.normalise={trained}")
+
+
+def _load(net: Any, path: Path, normalise: str) -> None:
+    """Load a backbone's weights; only the head, and norms that stand at its door, may be others."""
     own, found = net.state_dict(), read_weights(path)
     fitting = {k: t for k, t in found.items() if k in own and own[k].shape == t.shape}
-    head = [k for k in own if k not in fitting]
-    if len(fitting) < 0.8 * len(own):
+    head = {id(p) for p in net.get_classifier().parameters()}
+    of_head = {name for name, p in net.named_parameters() if id(p) in head}
+    absent = [k for k in own if k not in fitting and k not in of_head and not k.startswith(_BEFORE_HEAD)]
+    if absent:
         raise ValueError(
-            f"{path}: only {len(fitting)} of {len(own)} tensors fit this backbone, for example not {head[:3]}"
+            f"{path}: only {len(fitting)} of {len(own)} tensors fit this backbone, for example not {absent[:3]}"
         )
+    try:
+        check_card(path.with_suffix(".json"), normalise)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
     net.load_state_dict(fitting, strict=False)

@@ -144,7 +144,7 @@ def _pretrain(path: Path, split: str, limit: int, device: torch.device = _CPU) -
     scores: Scores = {}
     for name, network in (("random", build_encoder(config, fresh=True).eval()), ("pretrained", encoder)):
         network.to(device)
-        bank_ND, asked_MD = (embed(lambda x: network(x).cls_BD, c.pixels_NSS3) for c in (bank, asked))  # noqa: B023
+        bank_ND, asked_MD = (embed(lambda x: network(x).cls_BD, c.pixels_NSS3, device=device) for c in (bank, asked))  # noqa: B023
         for classes, kept in (("all classes", frequent | True), (f"{frequent.sum()} classes", frequent)):
             of_bank_N, of_asked_M = kept[bank.classes_N], kept[asked.classes_N]
             for measure in (knn, linear_probe):

@@ -100,7 +100,7 @@ def attention_picture(encoder: nn.Module, pixels_1CHW: torch.Tensor, grid: Grid)
     hook = attention.attn_drop.register_forward_hook(lambda _module, inputs, _output: seen.append(inputs[0]))
     fused, attention.fused_attn = attention.fused_attn, False  # fused kernels never write the weights down
     try:
-        with torch.no_grad():
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
             encoder(pixels_1CHW)
     finally:
         hook.remove()
@@ -115,6 +115,8 @@ def attention_picture(encoder: nn.Module, pixels_1CHW: torch.Tensor, grid: Grid)
 def feature_sheet(encoder: SslEncoder, pixels_NSS3: Picture) -> Picture:
     """Show what a backbone makes of pictures, a row each: principal components, likeness to the middle, attention.
 
+    Compiled code is left aside: it calls no hook, and attention is seen by one.
+
     Args:
         encoder: in evaluation mode; a ConvNeXt has no attention to show.
         pixels_NSS3: uint8; the side is a multiple of the encoder's stride.
@@ -125,7 +127,8 @@ def feature_sheet(encoder: SslEncoder, pixels_NSS3: Picture) -> Picture:
     device, tiles = encoder.mask_token.device, list[Tile]()
     for pixels_SS3 in pixels_NSS3:
         pixels_1CHW = to_input(torch.from_numpy(pixels_SS3[None]).to(device))
-        seen = encoder(pixels_1CHW)
+        with torch.compiler.set_stance("force_eager"):
+            seen = encoder(pixels_1CHW)
         patches_ND = seen.patches_BND[0].float().cpu().numpy()
         middle = (seen.grid[0] // 2, seen.grid[1] // 2)
         tiles.append(Tile(pixels_SS3, ("view",)))

@@ -40,7 +40,13 @@ class AdamW(torch.optim.AdamW):
 
 
 def build_optimizer(
-    module: torch.nn.Module, optim: Optim, max_steps: int, *, fused: bool = False, swa: dict[str, Any] | None = None
+    module: torch.nn.Module,
+    optim: Optim,
+    max_steps: int,
+    *,
+    fused: bool = False,
+    swa: dict[str, Any] | None = None,
+    groups: list[dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
     """Return what Lightning's ``configure_optimizers`` wants: AdamW and a per-step schedule.
 
@@ -53,9 +59,10 @@ def build_optimizer(
         max_steps: optimizer steps of the whole run.
         fused: one kernel for all tensors.
         swa: ``from_fraction`` and ``lr``: from then on the rate is constant.
+        groups: of parameters, where they are not all to learn at one rate.
     """
     trained = [p for p in module.parameters() if p.requires_grad]
-    groups = [
+    groups = groups or [
         {"params": [p for p in trained if p.ndim > 1], "weight_decay": optim.weight_decay},
         {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
     ]

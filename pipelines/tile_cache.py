@@ -1,6 +1,8 @@
 """From photographs, rendered tablets and their sign sizes to the tiles that pretraining cuts its views from."""
 
+import fcntl
 import os
+import tempfile
 from functools import cached_property
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from dubsar.datasets.photographs import labelled_photographs
 from dubsar.datasets.sources import require_outside_data
 from dubsar.datasets.synthetic.glyphs import available_fonts
 from dubsar.datasets.synthetic.scene import write_tablets
-from dubsar.datasets.unlabelled import TileCache, build_cache, find_photographs
+from dubsar.datasets.unlabelled import Signs, TileCache, build_cache, find_photographs
 from dubsar.datasets.windows import sign_size
 from dubsar.models.checkpoint import shipped
 from dubsar.pipelines.networks import load_detector
@@ -24,18 +26,17 @@ SYNTHETIC_SEED = 50_000
 
 
 class SignSizes:
-    """How high a sign is on a photograph: by its boxes where it has some, else by what the shipped detector finds."""
+    """How high signs are on a photograph, by its boxes where it has some, and where the shipped detector finds them."""
 
     def __init__(self, boxed: dict[Path, float]) -> None:
         self.boxed = boxed
 
-    def __call__(self, path: Path, rgb_HW3: npt.NDArray[np.uint8]) -> float:
-        """Return the size in px of the picture that is given; 0 where it cannot be told."""
-        if path in self.boxed:
-            return self.boxed[path]
+    def __call__(self, path: Path, rgb_HW3: npt.NDArray[np.uint8]) -> Signs:
+        """Return height and boxes in px of the picture that is given; height 0 where it cannot be told."""
         detector, settings = self._detector
         found = search_size(detector, rgb_HW3, settings)
-        return found.sign_px if found.scores_N[:15].sum() >= 15 * SURE else 0.0
+        sure = found.scores_N[:15].sum() >= 15 * SURE
+        return Signs(self.boxed.get(path, found.sign_px if sure else 0.0), found.boxes_N4[found.scores_N >= SURE])
 
     @cached_property
     def _detector(self):  # type: ignore[no-untyped-def]
@@ -58,6 +59,14 @@ def open_tiles(config: PretrainConfig, root: Path) -> TileCache:
     data = config.data
     cache = Path(data.cache) if data.cache else cache_folder()
     require_outside_data(cache, "data.cache")
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # of several processes the first fills the cache, and the others find it full
+        return _filled(config, root, cache)
+
+
+def _filled(config: PretrainConfig, root: Path, cache: Path) -> TileCache:
+    data = config.data
     paths, boxed = _photographs(config, root)
     if data.synthetic_tablets:
         paths += _rendered(data.synthetic_tablets, cache / f"rendered-{data.synthetic_tablets}", root)
@@ -81,7 +90,11 @@ def _photographs(config: PretrainConfig, root: Path) -> tuple[list[Path], dict[P
 
 
 def _rendered(count: int, folder: Path, root: Path) -> list[Path]:
-    """Render tablets once; they are measured like photographs."""
+    """Render tablets once; they are measured like photographs. The folder appears when all of them are there."""
     if not folder.exists():
-        write_tablets(count, folder, SYNTHETIC_SEED, available_fonts(root / "sign-list" / "assyrian_font.tsv"))
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        fonts = available_fonts(root / "sign-list" / "assyrian_font.tsv")
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as begun:
+            write_tablets(count, Path(begun) / "tablets", SYNTHETIC_SEED, fonts)
+            (Path(begun) / "tablets").rename(folder)
     return sorted(folder.glob("*.png"))

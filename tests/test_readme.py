@@ -28,7 +28,12 @@ def test_named_files_exist(name: str) -> None:
 @pytest.mark.parametrize(
     "command",
     sorted(
-        set(re.findall(r"dubsar (read|train|evaluate|synth|ship|export|config|parity|compare|bench|features|similar|doctor|data \w+)", README))
+        set(
+            re.findall(
+                r"dubsar (read|train|evaluate|synth|ship|export|config|parity|compare|bench|features|similar|doctor|data \w+)",
+                README,
+            )
+        )
     ),
 )
 def test_commands_exist(command: str) -> None:

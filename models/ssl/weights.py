@@ -5,7 +5,6 @@ rotary positions and the normalisation of pixels are looked at as well, since a 
 trains without complaint, from a worse start.
 """
 
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,7 +83,7 @@ def load_backbone(encoder: SslEncoder, path: Path) -> Loaded:
         if layout == "meta":
             found = _split_biases(found)
         elif layout == "dubsar":
-            _check_card(path.with_suffix(".json"), encoder.normalise)
+            check_card(path.with_suffix(".json"), encoder.normalise)
         _check(needed, found)
         _check_periods(encoder.net, found)
     except ValueError as error:
@@ -148,19 +147,6 @@ def _only_network(everything: State) -> tuple[str, State]:
 def _is_ours(path: Path) -> bool:
     with safe_open(path, framework="pt") as file:
         return bool((file.metadata() or {}).get("format") == FORMAT)
-
-
-def _check_card(path: Path, normalise: str) -> None:
-    """Refuse weights that were trained on pixels normalised in another way."""
-    if not path.is_file():
-        return
-    try:
-        card: Any = json.loads(path.read_text(encoding="utf-8"))
-        trained = card["config"]["model"]["normalise"]
-    except (ValueError, KeyError, TypeError):
-        return  # whoever loads a whole model complains of its card; here it is asked for one thing
-    if trained != normalise:
-        raise ValueError(f"trained on pixels normalised {trained!r}, here {normalise!r}; set model.normalise={trained}")
 
 
 def _check_periods(net: Any, found: State) -> None:

@@ -13,7 +13,7 @@ from dubsar.pipelines.bench.stage import PlainLoop, build_small, small_config
 from dubsar.pipelines.levers.compiling import CompileMeter
 
 EAGER, COMPILED = "eager", "compiled"
-HOW = {"classify": "full", "detect": "full", "transliterate": "per_block"}
+HOW = {"pretrain": "per_block", "classify": "full", "detect": "full", "transliterate": "per_block"}
 
 
 def bench_compile(effort: Effort) -> list[Measured]:

@@ -63,9 +63,10 @@ class LightlyLoop:
 
     Args:
         config: of our stage.
+        same_attention: take the attention that the config asks for; else timm's own choice, as the example does.
     """
 
-    def __init__(self, config: PretrainConfig) -> None:
+    def __init__(self, config: PretrainConfig, *, same_attention: bool = False) -> None:
         self.config, levers = config, resolve_config(config)
         self.bf16 = levers["precision"] == "bf16"
         random.seed(config.trainer.seed)
@@ -73,6 +74,9 @@ class LightlyLoop:
         self.student, self.teacher = _Branch(config), _Branch(config)
         self.teacher.load_state_dict(self.student.state_dict())
         self.teacher.requires_grad_(requires_grad=False).eval()
+        if same_attention:
+            for block in (*self.student.backbone.vit.blocks, *self.teacher.backbone.vit.blocks):
+                block.attn.fused_attn = levers["attention"] != "eager"
         model = config.model
         temperatures = {"student_temp": model.student_temperature, "teacher_temp": model.teacher_temperature[1]}
         self.cls_loss = DINOLoss(model.prototypes, **temperatures)

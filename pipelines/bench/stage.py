@@ -18,6 +18,7 @@ from dubsar.pipelines.levers.resolve import Resolved, resolve_config
 from dubsar.pipelines.stream import Stream
 
 _FEW = {
+    "pretrain": ("data.limit=4", "data.labelled=false", "data.synthetic_tablets=0"),
     "classify": ("data.limit=256", "data.synthetic_fraction=0"),
     "detect": ("data.limit=4", "data.synthetic_fraction=0", "data.synthetic_tablets=0"),
     "transliterate": ("data.limit=4000", "data.val_lines=1"),

@@ -42,7 +42,7 @@ LICENCE = (
     "Weights: CC BY-NC-SA 4.0, non-commercial. Trained on photographs (c) The Trustees of the British Museum; "
     "boxes: eBL (MIT) and Dencker et al. 2020. Network: Ultralytics YOLO11 (AGPL-3.0)."
 )
-OF_FEATURES = " Those of the backbone beside it (model.features) are under their own licence as well."
+OF_FEATURES = " The weights of the backbone beside it (model.features) come under their own licence as well."
 
 
 class DetectSystem(L.LightningModule):  # type: ignore[misc]

@@ -43,7 +43,7 @@ from dubsar.pipelines.features import drift, embed, knn
 from dubsar.pipelines.levers.apply import apply_levers
 from dubsar.pipelines.levers.resolve import Resolved, resolve_config
 from dubsar.pipelines.networks import build_ssl
-from dubsar.pipelines.optim import AdamW, clip_gradients, rate_factor
+from dubsar.pipelines.optim import build_optimizer, clip_gradients
 from dubsar.pipelines.schedules import cosine, layer_rates
 from dubsar.pipelines.stages.classify import Crops, read_crops
 from dubsar.pipelines.stream import Stream
@@ -106,7 +106,7 @@ class PretrainSystem(L.LightningModule):  # type: ignore[misc]
                 len(masks_BN),
                 model.student_temperature,
             ),
-            "koleo": model.koleo_weight * torch.stack([koleo(c) for c in whole.cls_BD.chunk(views)]).mean(),
+            "koleo": model.koleo_weight * torch.stack([koleo(c) for c in whole.cls_BD.chunk(views)]).sum(),
         }
         if model.gram and self.done >= model.gram.from_step:
             losses["gram"] = model.gram.weight * self.gram_loss(whole.patches_BND, whole.grid, batch["grams_VBCHW"])
@@ -121,8 +121,8 @@ class PretrainSystem(L.LightningModule):  # type: ignore[misc]
         return int(self.network.step)
 
     def pixels(self, views_VBCHW: torch.Tensor) -> torch.Tensor:
-        """Return views as one batch, 0-1, view after view."""
-        pixels_BCHW = views_VBCHW.flatten(0, 1)
+        """Return uint8 views as one batch, 0-1, view after view."""
+        pixels_BCHW = views_VBCHW.flatten(0, 1).to(self.network.teacher.encoder.mask_token.dtype) / 255
         if self.levers["channels_last"]:
             pixels_BCHW = pixels_BCHW.contiguous(memory_format=torch.channels_last)
         return pixels_BCHW
@@ -149,11 +149,18 @@ class PretrainSystem(L.LightningModule):  # type: ignore[misc]
             self.logger.experiment.add_image("features", picture, self.done, dataformats="HWC")
         if self.labelled is None:
             return
-        top5_M5, dev_MD = self.neighbours()
-        right_M5 = top5_M5 == self.labelled.dev.classes_N[:, None]
-        self.log_dict({"val/knn_top1": 100 * right_M5[:, 0].mean(), "val/knn_top5": 100 * right_M5.any(1).mean()})
+        scores, dev_MD = self.score()
+        self.log_dict({f"val/{name}": value for name, value in scores.items()})
         if self.start_ND is not None:
             self.log_dict({f"val/{name}_to_start": value for name, value in drift(self.start_ND, dev_MD).items()})
+
+    def score(self) -> tuple[dict[str, float], npt.NDArray[np.float32]]:
+        """Return how many labelled dev signs k-NN gets right, percent, and their features (M, D)."""
+        assert self.labelled is not None
+        top5_M5, dev_MD = self.neighbours()
+        right_M5 = top5_M5 == self.labelled.dev.classes_N[:, None]
+        shares = {"knn_top1": right_M5[:, 0].mean(), "knn_top5": right_M5.any(1).mean()}
+        return {name: 100 * float(share) for name, share in shares.items()}, dev_MD
 
     def neighbours(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
         """Return five classes (M, 5) of each labelled dev sign by its neighbours in train, and the features (M, D)."""
@@ -163,22 +170,19 @@ class PretrainSystem(L.LightningModule):  # type: ignore[misc]
 
     def embed(self, pixels_NSS3: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
         """Return the teacher's states (N, D) of whole crops."""
-        return embed(lambda pixels_BCHW: self.network.teacher.encoder(pixels_BCHW).cls_BD, pixels_NSS3)
+        encoder = self.network.teacher.encoder
+        return embed(lambda x_BCHW: encoder(x_BCHW).cls_BD, pixels_NSS3, device=encoder.mask_token.device)
 
     def configure_optimizers(self) -> dict[str, Any]:
         """AdamW with a rate per layer; behind each step the teacher follows."""
-        optimizer = AdamW(
-            list(self.groups()),
-            lr=self.config.optim.lr,
-            betas=self.config.optim.betas,
-            fused=self.levers["fused_optimizer"] or None,
+        fused, steps = self.levers["fused_optimizer"], self.config.trainer.max_steps
+        chosen = build_optimizer(
+            self.network.student, self.config.optim, steps, fused=fused, groups=list(self.groups())
         )
+        optimizer = chosen["optimizer"]
         optimizer.register_step_pre_hook(lambda *_: self.before_step(optimizer))
         optimizer.register_step_post_hook(lambda *_: self.after_step())
-        scheduler = torch.optim.lr_scheduler.LambdaLR(
-            optimizer, rate_factor(self.config.optim, self.config.trainer.max_steps)
-        )
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+        return chosen
 
     def groups(self) -> Iterator[dict[str, Any]]:
         """Yield the student's parameters by learning rate and decay: vectors do not decay."""
@@ -205,8 +209,8 @@ class PretrainSystem(L.LightningModule):  # type: ignore[misc]
         """Let the teacher follow, and the anchor where it is its turn."""
         self.network.update_teacher(self.momentum(self.done))
         self.network.step += 1
-        every = self.config.model.gram.refresh_steps if self.config.model.gram else 0
-        if every and self.done % every == 0:
+        gram = self.config.model.gram
+        if gram and (self.done == gram.from_step or (gram.refresh_steps and self.done % gram.refresh_steps == 0)):
             self.network.refresh_anchor()
 
     def configure_gradient_clipping(self, optimizer: Any, *_: Any, **__: Any) -> None:
@@ -228,7 +232,7 @@ class ViewStream(Stream):
         self._shuffled: tuple[int, npt.NDArray[np.int64]] = (-1, np.zeros(0, np.int64))
 
     def batch(self, number: int) -> dict[str, torch.Tensor]:
-        """Return views in 0-1 (V, B, 3, H, W), global, local and for the anchor, and masks (V, B, N)."""
+        """Return uint8 views (V, B, 3, H, W), global, local and for the anchor, and masks (V, B, N)."""
         size = self.config.data.batch_size
         rng = np.random.default_rng((self.config.trainer.seed, number))
         views = [self._views(number * size + row, rng) for row in range(size)]
@@ -259,8 +263,8 @@ class ViewStream(Stream):
 
 
 def _stack(views_B: list[Any]) -> torch.Tensor:
-    """Return uint8 views (V, H, W, 3) of each image as floats (V, B, 3, H, W)."""
-    return torch.from_numpy(np.stack(views_B, 1)).permute(0, 1, 4, 2, 3).contiguous().float() / 255
+    """Return views (V, H, W, 3) of each image as one tensor (V, B, 3, H, W), still uint8: a quarter of the bytes."""
+    return torch.from_numpy(np.stack(views_B, 1)).permute(0, 1, 4, 2, 3).contiguous()
 
 
 def view_settings(config: PretrainConfig) -> ViewSettings:
@@ -310,7 +314,8 @@ def build(
     """
     network = build_ssl(config, attention=levers["attention"])
     stride = network.student.encoder.stride
-    for name, pixels in (("global_px", config.data.global_px), ("local_px", config.data.local_px)):
+    data, gram = config.data, config.model.gram
+    for name, pixels in (("global_px", data.global_px), ("local_px", data.local_px), ("crop_px", data.crop_px)):
         if pixels % stride:
             raise ValueError(f"data.{name} is {pixels}, expected a multiple of the backbone's stride of {stride} px")
     apply_levers(network, levers)
@@ -320,7 +325,8 @@ def build(
     system = PretrainSystem(network, labelled, config, levers)
     system.shown_NSS3 = shown(tiles, stride)
     if labelled:
-        system.start_ND = system.embed(labelled.dev.pixels_NSS3)
+        scores, system.start_ND = system.score()
+        print("pretrain: the start's features, k-NN on dev: " + "  ".join(f"{k} {v:.1f}" for k, v in scores.items()))
     return system, stream
 
 
@@ -346,18 +352,9 @@ def run(config: PretrainConfig, folder: Path, *, resume: bool = False, overwrite
     fit(trainer, system, stream, run_folder, resume=resume)
     if not is_first_rank(config.trainer):
         return {}
-    scores = score(system)
+    scores = system.score()[0] if system.labelled else {}
     encoder = system.network.teacher.encoder
     write_atomically(folder / "features.png", lambda f: f.write(png(feature_sheet(encoder.eval(), system.shown_NSS3))))
     card = model_card(config, scores, normalisation=encoder.normalise, licence=LICENCE)
     save_model(folder / "pretrain", encoder.backbone_state(), card)
     return scores
-
-
-def score(system: PretrainSystem) -> dict[str, float]:
-    """Return the k-NN scores of the teacher on dev; nothing where there are no labels."""
-    if system.labelled is None:
-        return {}
-    top5_M5, _ = system.neighbours()
-    right_M5 = top5_M5 == system.labelled.dev.classes_N[:, None]
-    return {"knn_top1": 100 * float(right_M5[:, 0].mean()), "knn_top5": 100 * float(right_M5.any(1).mean())}

@@ -14,7 +14,7 @@ from dubsar.datasets.images import load_image
 from dubsar.datasets.photographs import DamagedDataError
 from dubsar.datasets.synthetic.glyphs import FontError, load_noto
 from dubsar.datasets.synthetic.scene import render_tablet
-from dubsar.datasets.unlabelled import TileCache, _mapped, build_cache, find_photographs
+from dubsar.datasets.unlabelled import CLAY, WRITING, Signs, TileCache, _mapped, build_cache, find_photographs
 from dubsar.datasets.windows import sign_size
 
 
@@ -25,10 +25,10 @@ class Ruler:
         self.height, self.of = height, of
         self.asked: list[str] = []
 
-    def __call__(self, path: Path, rgb_HW3: np.ndarray) -> float:
+    def __call__(self, path: Path, rgb_HW3: np.ndarray) -> Signs:
         assert np.array_equal(rgb_HW3, load_image(path).rgb_HW3)
         self.asked.append(path.stem)
-        return self.of.get(path.stem, self.height)
+        return Signs(self.of.get(path.stem, self.height))
 
 
 def draw(path: Path, *, size: tuple[int, int] = (400, 300), seed: int = 0) -> Path:
@@ -79,7 +79,9 @@ def test_a_rendered_tablet_is_scaled_so_that_a_sign_has_the_wanted_height(tmp_pa
     Image.fromarray(made.rgb_HW3).save(tmp_path / "tablet.png")
     signs = [s.box for face in made.tablet.faces for line in face.lines for s in line.signs if s.box is not None]
     height = sign_size(signs)
-    cache = build_cache([tmp_path / "tablet.png"], tmp_path / "cache", measure=lambda *_: height, sign_px=16, tile=1000)
+    cache = build_cache(
+        [tmp_path / "tablet.png"], tmp_path / "cache", measure=lambda *_: Signs(height), sign_px=16, tile=1000
+    )
     assert len(cache) == 1  # one tile shows it all
     columns, rows = (np.flatnonzero(cache.clay(0).any(axis)) for axis in (0, 1))
     x0, y0, x1, y1 = made.tablet.faces[0].box or (0, 0, 0, 0)
@@ -138,7 +140,7 @@ def test_a_call_that_was_killed_goes_on_where_it_stopped(
 ) -> None:
     monkeypatch.setattr("dubsar.datasets.unlabelled._SAVE_SECONDS", -1.0)
 
-    def stop_at_c(path: Path, rgb_HW3: np.ndarray) -> float:
+    def stop_at_c(path: Path, rgb_HW3: np.ndarray) -> Signs:
         if path.stem == "c":
             raise KeyboardInterrupt
         return 20.0
@@ -243,3 +245,17 @@ def test_the_index_says_what_was_cached(three: list[Path], tmp_path: Path) -> No
 def test_tiles_smaller_than_two_signs_are_refused(three: list[Path], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="tiles of 15 px with signs of 10 px"):
         build(three, tmp_path / "cache", Ruler(), tile=15)
+
+
+def test_writing_is_told_from_bare_clay_and_tiles_without_it_are_left_out(tmp_path: Path) -> None:
+    path = draw(tmp_path / "a.png")
+    boxes = np.array([[50.0, 50, 70, 70], [75, 50, 95, 70]])
+    sizes = {"sign_px": 20.0, "tile": 100}
+    cache = build_cache([path], tmp_path / "cache", measure=lambda *_: Signs(20.0, boxes), **sizes)
+    everywhere = build_cache([path], tmp_path / "all", measure=lambda *_: Signs(20.0), **sizes)
+    assert 0 < len(cache) < len(everywhere)
+    masks = np.stack([cache.clay(i) for i in range(len(cache))])
+    assert set(np.unique(masks)) == {0, CLAY, WRITING}
+    # boxes and a sign's height around them, but for the rim of the clay at row and column 40
+    assert 0.7 * 75 * 50 < (cache.clay(0) == WRITING).sum() <= 75 * 50
+    assert {CLAY} & set(np.unique(np.stack([everywhere.clay(i) for i in range(len(everywhere))]))) == set()

@@ -35,11 +35,12 @@ def test_pretrain(monkeypatch: pytest.MonkeyPatch) -> None:
     measured: list[str] = []
     monkeypatch.setattr(pretrain, "memory_note", lambda names, *_: measured.extend(names) or "memory")
     step, given, both = BENCHES["pretrain"](Effort(rounds=6, tiny=True))
-    arms = ["ours", "lightly", "ours, levers off", "lightly, levers off"]
+    arms = ["ours", "lightly", "lightly, our attention", "ours, levers off", "lightly, levers off"]
     assert [t.arm for t in step.timings] == measured == arms
     assert all(len(t.seconds) == 6 for group in (step, given, both) for t in group.timings)
     assert [(c.baseline, c.arm, c.required) for c in step.comparisons] == [
         ("lightly", "ours", 1.2),
+        ("lightly, our attention", "ours", None),
         ("lightly, levers off", "ours, levers off", None),
         ("ours, levers off", "ours", None),
     ]
@@ -51,7 +52,8 @@ def test_pretrain(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.data
-def test_memory_is_that_of_the_arm(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow
+def test_memory_is_that_of_the_arm() -> None:
     """A head of 32 MiB more, its teacher, gradient and two moments, must be seen in the peak."""
     if not pretrain._RESET.exists():
         pytest.skip("this system tells no peak")
@@ -96,6 +98,12 @@ def test_lightly_s_masks_are_as_many_as_ours() -> None:
     assert int((shares > 0).sum()) == 32
     assert float(shares.max()) <= 0.5
     assert 0.25 < float(shares[shares > 0].mean()) < 0.35
+
+
+def test_only_the_arm_of_our_attention_has_the_lever_s() -> None:
+    for same in (True, False):
+        loop = lightly_step.LightlyLoop(config(), same_attention=same)
+        assert {b.attn.fused_attn for b in loop.student.backbone.vit.blocks} == {not same}
 
 
 def test_without_lightly_the_bench_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
