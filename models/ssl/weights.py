@@ -15,7 +15,7 @@ from safetensors import safe_open
 from timm.models import convnext, eva
 from torch import Tensor
 
-from dubsar.models.backbones import read_weights
+from dubsar.models.backbones import check_card, read_weights
 from dubsar.models.checkpoint import FORMAT
 from dubsar.models.ssl.encoder import SslEncoder
 

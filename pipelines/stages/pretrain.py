@@ -7,7 +7,7 @@ patches as similar to one another as an earlier teacher found them at a higher r
 
     dubsar train pretrain                               # configs/pretrain.yaml: the CPU size
     dubsar train pretrain --config configs/debug/pretrain.yaml
-    torchrun --nproc-per-node 4 $(which dubsar) train pretrain --config configs/a100/pretrain.yaml
+    torchrun --nproc-per-node 4 -- $(which dubsar) train pretrain --config configs/a100/pretrain.yaml
     dubsar train classify model.backbone=… model.weights=runs/pretrain/<name>/pretrain.safetensors
 
 Reads photographs (``data.folders``, or those of ``tablet-signs``) through a cache of tiles; writes
@@ -175,10 +175,9 @@ class PretrainSystem(L.LightningModule):  # type: ignore[misc]
 
     def configure_optimizers(self) -> dict[str, Any]:
         """AdamW with a rate per layer; behind each step the teacher follows."""
-        fused, steps = self.levers["fused_optimizer"], self.config.trainer.max_steps
-        chosen = build_optimizer(
-            self.network.student, self.config.optim, steps, fused=fused, groups=list(self.groups())
-        )
+        fused, groups = self.levers["fused_optimizer"], list(self.groups())
+        steps = self.config.trainer.max_steps
+        chosen = build_optimizer(self.network.student, self.config.optim, steps, fused=fused, groups=groups)
         optimizer = chosen["optimizer"]
         optimizer.register_step_pre_hook(lambda *_: self.before_step(optimizer))
         optimizer.register_step_post_hook(lambda *_: self.after_step())
@@ -314,10 +313,15 @@ def build(
     """
     network = build_ssl(config, attention=levers["attention"])
     stride = network.student.encoder.stride
-    data, gram = config.data, config.model.gram
+    data, model = config.data, config.model
     for name, pixels in (("global_px", data.global_px), ("local_px", data.local_px), ("crop_px", data.crop_px)):
         if pixels % stride:
             raise ValueError(f"data.{name} is {pixels}, expected a multiple of the backbone's stride of {stride} px")
+    if model.gram and not (model.weights or model.pretrained or model.gram.from_step or model.gram.refresh_steps):
+        raise ValueError(
+            "model.gram: the anchor would stay the random weights of the start; begin with model.weights or "
+            "model.pretrained, or set gram.from_step or gram.refresh_steps"
+        )
     apply_levers(network, levers)
     tiles, labelled = prepared or prepare(config, data_root())
     stream = ViewStream(tiles, config, stride)
