@@ -14,7 +14,7 @@ from dubsar.datasets.images import load_image
 from dubsar.datasets.photographs import DamagedDataError
 from dubsar.datasets.synthetic.glyphs import FontError, load_noto
 from dubsar.datasets.synthetic.scene import render_tablet
-from dubsar.datasets.unlabelled import CLAY, WRITING, Signs, TileCache, _mapped, build_cache, find_photographs
+from dubsar.datasets.unlabelled import CLAY, FORMAT, WRITING, Signs, TileCache, _mapped, build_cache, find_photographs
 from dubsar.datasets.windows import sign_size
 
 
@@ -143,7 +143,7 @@ def test_a_call_that_was_killed_goes_on_where_it_stopped(
     def stop_at_c(path: Path, rgb_HW3: np.ndarray) -> Signs:
         if path.stem == "c":
             raise KeyboardInterrupt
-        return 20.0
+        return Signs(20.0)
 
     with pytest.raises(KeyboardInterrupt):
         build_cache(three, tmp_path / "cache", measure=stop_at_c, sign_px=10, tile=64)
@@ -237,7 +237,7 @@ def test_the_index_says_what_was_cached(three: list[Path], tmp_path: Path) -> No
 
     build(three, tmp_path / "cache", Ruler(20.0), watch=watch)
     index = json.loads((tmp_path / "cache" / "index.json").read_text(encoding="utf-8"))
-    assert (index["format"], index["sign_px"], index["tile"]) == ("dubsar-tiles-1", 10.0, 64)
+    assert (index["format"], index["sign_px"], index["tile"]) == (FORMAT, 10.0, 64)
     assert [(Path(p["path"]).stem, p["sign_height"]) for p in index["photographs"]] == [(n, 20.0) for n in "abc"]
     assert seen == [(three, "caching")]
 
@@ -249,13 +249,13 @@ def test_tiles_smaller_than_two_signs_are_refused(three: list[Path], tmp_path: P
 
 def test_writing_is_told_from_bare_clay_and_tiles_without_it_are_left_out(tmp_path: Path) -> None:
     path = draw(tmp_path / "a.png")
-    boxes = np.array([[50.0, 50, 70, 70], [75, 50, 95, 70]])
-    sizes = {"sign_px": 20.0, "tile": 100}
+    boxes = np.array([[50.0, 50, 120, 70], [80, 50, 150, 70]])
+    sizes = {"sign_px": 20.0, "tile": 200}
     cache = build_cache([path], tmp_path / "cache", measure=lambda *_: Signs(20.0, boxes), **sizes)
     everywhere = build_cache([path], tmp_path / "all", measure=lambda *_: Signs(20.0), **sizes)
     assert 0 < len(cache) < len(everywhere)
-    masks = np.stack([cache.clay(i) for i in range(len(cache))])
+    masks, whole = (np.stack([c.clay(i) for i in range(len(c))]) for c in (cache, everywhere))
     assert set(np.unique(masks)) == {0, CLAY, WRITING}
+    assert set(np.unique(whole)) == {0, WRITING}
     # boxes and a sign's height around them, but for the rim of the clay at row and column 40
-    assert 0.7 * 75 * 50 < (cache.clay(0) == WRITING).sum() <= 75 * 50
-    assert {CLAY} & set(np.unique(np.stack([everywhere.clay(i) for i in range(len(everywhere))]))) == set()
+    assert 0.8 * 130 * 50 < (cache.clay(0) == WRITING).sum() <= 130 * 50
