@@ -3,6 +3,7 @@ VENV ?= .venv
 PYTHON ?= python3
 PHOTO ?= datasets/sample/tablet.jpg
 OUT ?= out
+TESTS ?= -n auto --dist loadfile
 export PYTHONSAFEPATH = 1
 BIN = $(VENV)/bin
 
@@ -11,13 +12,13 @@ BIN = $(VENV)/bin
 read: $(VENV)/.installed ## transliterate PHOTO and write its report to OUT
 	$(BIN)/dubsar read "$(PHOTO)" -o "$(OUT)" --overwrite
 
-test: $(VENV)/.installed-dev
-	$(BIN)/pytest
+test: $(VENV)/.installed-dev ## on all cores, a file of tests on each
+	$(BIN)/pytest $(TESTS)
 
 check: $(VENV)/.installed-dev types ## what must pass before a commit
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pytest
+	$(BIN)/pytest $(TESTS)
 
 types: $(VENV)/.installed-dev
 	$(BIN)/mypy

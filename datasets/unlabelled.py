@@ -189,9 +189,8 @@ def build_cache(
         except (ImageError, OSError) as error:
             _count_bad(bad, error, max_bad)
             continue
-        signs = measure(path, rgb_HW3)
-        measured = CachedPhotograph(str(path), key, float(signs.height), 0)
-        done.append(_cut_photograph(rgb_HW3, signs.boxes_N4, measured, cache, (float(sign_px), tile)))
+        unmeasured = CachedPhotograph(str(path), key, 0.0, 0)
+        done.append(_cut_photograph(rgb_HW3, measure(path, rgb_HW3), unmeasured, cache, (float(sign_px), tile)))
         if time.monotonic() - saved > _SAVE_SECONDS:
             # what an earlier call knew and this one has yet to reach must survive a stop here
             _write_index(cache, settings, {p.key: p for p in [*known.values(), *done]}.values())
@@ -205,19 +204,20 @@ def build_cache(
 
 def _cut_photograph(
     rgb_HW3: UInt8s,
-    boxes_N4: npt.NDArray[np.float64],
+    signs: Signs,
     entry: CachedPhotograph,
     cache: Path,
     sizes: tuple[float, int],
 ) -> CachedPhotograph:
-    """Scale and cut a measured photograph, and write its tiles."""
-    (sign_px, tile), height = sizes, entry.sign_height
+    """Scale and cut a photograph whose signs are known, and write its tiles."""
+    (sign_px, tile), height = sizes, float(signs.height)
     if not (np.isfinite(height) and height > 0):
-        return replace(entry, sign_height=0.0, skipped="the height of its signs is not known")
+        return replace(entry, skipped="the height of its signs is not known")
+    entry = replace(entry, sign_height=height)
     if sign_px > _MOST_ENLARGED * height:
         return replace(entry, skipped=f"its signs are {height:.1f} px high, too small")
     scaled_HW3 = resize(rgb_HW3, sign_px / height)
-    written_HW = _written(clay_mask(scaled_HW3), boxes_N4 * (sign_px / height), sign_px)
+    written_HW = _written(clay_mask(scaled_HW3), signs.boxes_N4 * (sign_px / height), sign_px)
     clay_HW3 = np.repeat(written_HW[..., None], 3, axis=2)
     kept = []
     for place in tile_grid(scaled_HW3.shape[1], scaled_HW3.shape[0], tile, tile // 8):

@@ -136,7 +136,7 @@ def test_a_dry_run_describes_and_writes_nothing(
     }
     for text in ("max_steps: ", "parameters: ", "MiB (activations", "first batch: ", counted[stage]):
         assert text in result.output
-    assert re.search(r"first batch: (?:\w+ \([\d, ]*\) (?:float32|int64|bool)\s+)+", result.output)
+    assert re.search(r"first batch: (?:\w+ \([\d, ]*\) (?:float32|int64|uint8|bool)\s+)+", result.output)
 
 
 def test_a_run_goes_on_with_resume(tmp_path: Path, data_root: Path) -> None:
