@@ -15,10 +15,25 @@ Device = Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:[0-9]+)?)$")]  # auto: 
 Span = tuple[Positive, Positive]
 
 
+class ViewChanges(Block):
+    """How the same clay differs between views: see `dubsar.datasets.views.ViewSettings` for the units."""
+
+    rotate: Annotated[float, Field(ge=0, le=15)] = 6.0  # degrees
+    stretch: Fraction = 0.15
+    light: Fraction = 0.5
+    relief: Fraction = 0.25
+    colour: Fraction = 0.3
+    grey: Fraction = 0.25  # from here on: probabilities
+    blur: Fraction = 0.4
+    grain: Fraction = 0.3
+    jpeg: Fraction = 0.2
+
+
 class PretrainData(Block):
     """Unlabelled photographs, cached as tiles in which a sign is ``sign_px`` high, and the views cut from them.
 
-    Windows are measured in sign heights, so that a local view holds a few signs whatever the photograph's resolution.
+    Windows are measured in sign heights, so that a local view holds a few signs whatever the photograph's resolution;
+    or they lie around single signs.
     """
 
     folders: tuple[str, ...] = ()  # of photographs, searched through; none: the training photographs of tablet-signs
@@ -31,7 +46,12 @@ class PretrainData(Block):
     locals: Count = 8  # local views of an image, beside its two global ones
     global_signs: Span = (2.5, 6.0)  # sign heights that a global view is high
     local_signs: Span = (0.9, 2.5)
+    around_signs: Fraction = 0.0  # share of images that show one sign, stretched to a square as a classifier sees it
+    global_boxes: Span = (1.0, 1.5)  # sides of those views, over those of the box that the detector found
+    local_boxes: Span = (0.5, 0.9)
+    changes: ViewChanges = ViewChanges()
     batch_size: Count = 32  # images; each gives all of its views
+    together: Count = 1  # images of one photograph in a row: what tells them apart is the signs, not the clay
     labelled: bool = True  # validate on the labelled signs of tablet-signs: k-NN from train to dev
     crop_px: Count = 64  # of those signs
     context: Fraction = 0.15
@@ -46,7 +66,7 @@ class PretrainData(Block):
                 f"views of up to {largest:g} px (global_signs, local_signs times sign_px) do not fit into tiles of "
                 f"{self.tile} px; lower them, or raise tile"
             )
-        for name in ("global_signs", "local_signs"):
+        for name in ("global_signs", "local_signs", "global_boxes", "local_boxes"):
             low, high = getattr(self, name)
             if low > high:
                 raise ValueError(f"{name} is {[low, high]}, expected the smaller one first")

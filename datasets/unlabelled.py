@@ -1,8 +1,9 @@
 """Photographs without labels, of any size, cached as tiles in which a sign has one height.
 
-A cache folder holds one ``.npy`` per photograph, (tiles, S, S, 4) uint8: red, green, blue, and a mask. Its name is
-a digest of path, size, time and settings, so that a photograph is read again only when one of these changes; arrays of
-other settings stay beside it. ``index.json`` lists what the latest call cached. The folder may be deleted at any time.
+A cache folder holds one ``.npy`` per photograph, (tiles, S, S, 4) uint8: red, green, blue, and a mask; beside it
+``.signs.npy``, (signs, 5) int16: a tile, and the box xyxy px of a sign that is whole in it. Their name is a digest of
+path, size, time and settings, so that a photograph is read again only when one of these changes; arrays of other
+settings stay beside it. ``index.json`` lists what the latest call cached. The folder may be deleted at any time.
 """
 
 import hashlib
@@ -14,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +28,10 @@ from dubsar.datasets.photographs import DamagedDataError
 from dubsar.datasets.tiles import cut, tile_grid
 from dubsar.datasets.windows import resize
 
-FORMAT = "dubsar-tiles-2"
-CLAY, WRITING = 128, 255  # in the mask: bare clay, and clay within a sign's height of a sign
-_LEAST_SIGNS = 9.0  # a tile shows at least this much writing, in squares of a sign's height: room for a window
+FORMAT = "dubsar-tiles-3"
+CLAY, WRITING = 128, 255  # in the mask: bare clay, and signs with what is close around them
+_AROUND = 0.25  # of a sign's height: what still counts as writing
+_LEAST_SIGNS = 4.0  # a tile shows at least this much writing, in squares of a sign's height
 _MOST_ENLARGED = 3.0  # smaller signs than a third of what is wanted have no wedges left
 _SAVE_SECONDS = 30.0
 
@@ -61,6 +64,7 @@ class CachedPhotograph:
         key: name of its array, without suffix.
         sign_height: px in the file, as it was measured.
         tiles: how many there are of it.
+        writing: what each of them shows of it, in squares of a sign's height, rounded.
         skipped: why there is none; empty where it was cut.
     """
 
@@ -69,6 +73,10 @@ class CachedPhotograph:
     sign_height: float
     tiles: int
     skipped: str = ""
+    writing: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "writing", tuple(self.writing))  # JSON knows lists only
 
 
 @dataclass(frozen=True)
@@ -102,9 +110,25 @@ class TileCache:
         """Return `WRITING`, `CLAY` or 0 for each pixel of a tile (S, S), read-only, mapped from disk."""
         return self._tile(index)[..., 3]
 
+    def signs(self, index: int) -> npt.NDArray[np.int16]:
+        """Return boxes (N, 4) xyxy px of the signs that are known and whole in a tile."""
+        owner = self._owner(index)
+        signs_N5 = _mapped(_array_path(self.folder, self.photographs[owner].key, "signs.npy"))
+        return np.asarray(signs_N5[signs_N5[:, 0] == index - self._ends[owner], 1:])
+
     def photograph(self, index: int) -> str:
         """Return the path of the photograph that a tile was cut from."""
         return self.photographs[self._owner(index)].path
+
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """First tile of each photograph that has some, and the one behind its last."""
+        return [(int(a), int(b)) for a, b in pairwise(self._ends) if a < b]
+
+    @property
+    def writing(self) -> npt.NDArray[np.int64]:
+        """Squares of a sign's height of writing in each tile (N,)."""
+        return np.array([area for p in self.photographs for area in p.writing], np.int64)
 
     @property
     def unmeasured(self) -> tuple[CachedPhotograph, ...]:
@@ -217,17 +241,24 @@ def _cut_photograph(
     if sign_px > _MOST_ENLARGED * height:
         return replace(entry, skipped=f"its signs are {height:.1f} px high, too small")
     scaled_HW3 = resize(rgb_HW3, sign_px / height)
-    written_HW = _written(clay_mask(scaled_HW3), signs.boxes_N4 * (sign_px / height), sign_px)
+    boxes_N4 = signs.boxes_N4 * (sign_px / height)
+    written_HW = _written(clay_mask(scaled_HW3), boxes_N4, _AROUND * sign_px)
     clay_HW3 = np.repeat(written_HW[..., None], 3, axis=2)
-    kept = []
+    kept: list[UInt8s] = []
+    writing, whole = [], []
     for place in tile_grid(scaled_HW3.shape[1], scaled_HW3.shape[0], tile, tile // 8):
         clay_SS = cut(clay_HW3, place, 0)[..., 0]
-        if (clay_SS == WRITING).sum() >= _LEAST_SIGNS * sign_px**2:
+        area = np.count_nonzero(clay_SS == WRITING) / sign_px**2
+        if area >= _LEAST_SIGNS:
+            writing.append(round(area))
+            here_N4 = np.rint(place.to_tile(boxes_N4))
+            here_N4 = here_N4[(here_N4 >= 0).all(1) & (here_N4 <= tile).all(1)]
+            whole.append(np.insert(here_N4, 0, len(kept), axis=1).astype(np.int16))
             kept.append(np.dstack([cut(scaled_HW3, place, 0), clay_SS]))
     if kept:
-        tiles_NSS4 = np.stack(kept)
-        _write_atomically(_array_path(cache, entry.key), lambda file: np.save(file, tiles_NSS4))
-    return replace(entry, tiles=len(kept))
+        for arrays, suffix in ((np.concatenate(whole), "signs.npy"), (np.stack(kept), "npy")):
+            _write_atomically(_array_path(cache, entry.key, suffix), lambda file: np.save(file, arrays))  # noqa: B023
+    return replace(entry, tiles=len(kept), writing=tuple(writing))
 
 
 def _written(clay_HW: npt.NDArray[np.bool_], boxes_N4: npt.NDArray[np.float64], around: float) -> UInt8s:
@@ -245,8 +276,8 @@ def _key(path: Path, settings: dict[str, Any]) -> str:
     return hashlib.sha256(told.encode()).hexdigest()[:24]
 
 
-def _array_path(cache: Path, key: str) -> Path:
-    return cache / key[:2] / f"{key}.npy"  # 256 folders: no file system likes a million files in one
+def _array_path(cache: Path, key: str, suffix: str = "npy") -> Path:
+    return cache / key[:2] / f"{key}.{suffix}"  # 256 folders: no file system likes a million files in one
 
 
 @lru_cache(maxsize=256)
@@ -263,6 +294,7 @@ def _is_whole(cache: Path, entry: CachedPhotograph, tile: int) -> bool:
     if not entry.tiles:
         return True
     try:
+        np.load(_array_path(cache, entry.key, "signs.npy"), mmap_mode="r", allow_pickle=False)
         found = np.load(_array_path(cache, entry.key), mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError):
         return False

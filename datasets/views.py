@@ -1,12 +1,14 @@
 """Views of clay for self-supervision: windows measured in signs, and what differs between photographs of the same clay.
 
 An image gives a few global and several local views. Windows are as many sign heights high as the settings say, so that
-a view holds a few signs whatever the photograph's resolution. Light, colour, focus, grain and ground change; nothing is
+a view holds a few signs whatever the photograph's resolution; or they lie around one sign, stretched as a classifier's
+crops are, so that a place in a view is a place in the sign. Light, colour, focus, grain and ground change; nothing is
 mirrored or turned over, for a mirrored sign is another sign, or none.
 """
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import cv2
 import numpy as np
@@ -14,10 +16,12 @@ import numpy.typing as npt
 
 UInt8s = npt.NDArray[np.uint8]
 F32 = npt.NDArray[np.float32]
+F64 = npt.NDArray[np.float64]
 Span = tuple[float, float]
 
 _COARSE = 4  # px: window centres are drawn on a grid
 _TRIES = 4
+_SHIFTED = 0.08  # of a sign's side: how far the middle of a view around it moves
 _FAINT = 0.05  # of Sobel's slope at 64 px: one or two grey levels a pixel
 _GROUNDS = (*["black"] * 5, *["grey"] * 3, *["noise"] * 2)  # half of them black, as museums have it
 _LUMA = np.array([0.299, 0.587, 0.114], np.float32)
@@ -31,6 +35,7 @@ class ViewSettings:
         global_px, local_px: sides of the views, px.
         globals_, locals_: how many of an image.
         global_signs, local_signs: sign heights that a window is high; drawn log-uniformly.
+        global_boxes, local_boxes: sides of windows around a sign, as a share of its box's; for views of one sign.
         gram_px: side of a second picture of each global window, in the same light, without blur, grain and
             compression, for the anchor; 0 for none. It changes nothing of the other views.
         sign_px: height of a sign in the tiles, px.
@@ -49,6 +54,8 @@ class ViewSettings:
     locals_: int = 8
     global_signs: Span = (2.5, 6.0)
     local_signs: Span = (0.9, 2.5)
+    global_boxes: Span = (1.0, 1.5)
+    local_boxes: Span = (0.5, 0.9)
     gram_px: int = 0
     sign_px: float = 32.0
     rotate: float = 6.0
@@ -65,7 +72,7 @@ class ViewSettings:
     def __post_init__(self) -> None:
         if min(self.global_px, self.local_px) < 8 or self.globals_ < 1 or self.locals_ < 0 or self.gram_px < 0:
             raise ValueError(f"{self}: expected views of at least 8 px, and one global view or more")
-        for name in ("global_signs", "local_signs"):
+        for name in ("global_signs", "local_signs", "global_boxes", "local_boxes"):
             low, high = getattr(self, name)
             if not 0 < low <= high:
                 raise ValueError(f"{name} is {(low, high)}; expected (smallest, largest), above 0")
@@ -108,7 +115,13 @@ class _Light:
     grey: bool
 
 
-def multi_crop(tile_SS3: UInt8s, clay_SS: UInt8s, settings: ViewSettings, rng: np.random.Generator) -> Views:
+def multi_crop(
+    tile_SS3: UInt8s,
+    clay_SS: UInt8s,
+    settings: ViewSettings,
+    rng: np.random.Generator,
+    sign_4: npt.ArrayLike | None = None,
+) -> Views:
     """Cut and change all views of a tile.
 
     Args:
@@ -117,6 +130,7 @@ def multi_crop(tile_SS3: UInt8s, clay_SS: UInt8s, settings: ViewSettings, rng: n
             what is not clay becomes black, grey or noise.
         settings: sizes, numbers and strengths.
         rng: the source of all randomness.
+        sign_4: the box xyxy px of a sign that all views are to show; without it they show what the tile has.
 
     Returns:
         Global, local and, where ``gram_px`` is set, anchor views.
@@ -130,16 +144,23 @@ def multi_crop(tile_SS3: UInt8s, clay_SS: UInt8s, settings: ViewSettings, rng: n
     """
     if tile_SS3.shape != (*clay_SS.shape, 3):
         raise ValueError(f"tile {tile_SS3.shape} with clay {clay_SS.shape}; expected (S, S, 3) and (S, S)")
-    tile_SS3, clay_SS = _image(tile_SS3, clay_SS, settings, rng)
-    places = _Places(clay_SS)
+    if sign_4 is None:
+        tile_SS3, clay_SS = _image(tile_SS3, clay_SS, settings, rng)
+        places = _Places(clay_SS)
+        whole = partial(_draw_window, places, settings.global_signs, settings, rng)
+        part = partial(_draw_window, places, settings.local_signs, settings, rng)
+    else:
+        box_4 = np.asarray(sign_4, np.float64)
+        whole = partial(_draw_around, box_4, settings.global_boxes, settings, rng)
+        part = partial(_draw_around, box_4, settings.local_boxes, settings, rng)
     wholes, parts, anchors = [], [], []
     for _ in range(settings.globals_):
-        window, light = _draw_window(places, settings.global_signs, settings, rng), _draw_light(settings, rng)
+        window, light = whole(), _draw_light(settings, rng)
         wholes.append(_photograph(_lit(_cut(tile_SS3, clay_SS, window, settings.global_px), light), settings, rng))
         if settings.gram_px:
             anchors.append(_developed(_lit(_cut(tile_SS3, clay_SS, window, settings.gram_px), light)))
     for _ in range(settings.locals_):
-        window, light = _draw_window(places, settings.local_signs, settings, rng), _draw_light(settings, rng)
+        window, light = part(), _draw_light(settings, rng)
         parts.append(_photograph(_lit(_cut(tile_SS3, clay_SS, window, settings.local_px), light), settings, rng))
     local_shape = (settings.locals_, settings.local_px, settings.local_px, 3)
     locals_L = np.stack(parts) if parts else np.zeros(local_shape, np.uint8)
@@ -202,6 +223,22 @@ def _draw_window(places: _Places, signs: Span, settings: ViewSettings, rng: np.r
         if best[2] >= settings.clay:
             break
     return _Window(best[0], best[1], width, height, angle)
+
+
+def _draw_around(box_4: F64, shares: Span, settings: ViewSettings, rng: np.random.Generator) -> _Window:
+    """Draw a window around a sign or, where it is smaller than the sign's box, of a part of it."""
+    (x0, y0, x1, y1), share = box_4, math.exp(rng.uniform(math.log(shares[0]), math.log(shares[1])))
+    stretch = math.exp(rng.uniform(-0.5, 0.5) * math.log1p(settings.stretch))
+    free = max(0.0, 1 - share) / 2 + _SHIFTED
+    shift_x, shift_y = rng.uniform(-free, free, 2)
+    width, height = x1 - x0, y1 - y0
+    return _Window(
+        x=(x0 + x1) / 2 + shift_x * width,
+        y=(y0 + y1) / 2 + shift_y * height,
+        width=max(_COARSE, width * share * stretch),
+        height=max(_COARSE, height * share / stretch),
+        angle=float(rng.uniform(-settings.rotate, settings.rotate)),
+    )
 
 
 def _cut(tile_SS3: UInt8s, clay_SS: UInt8s, window: _Window, px: int) -> UInt8s:

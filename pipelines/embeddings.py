@@ -40,6 +40,7 @@ Texts = npt.NDArray[np.str_]
 class Embedder:
     """A trained network as a source of features, and how it wants crops to be cut."""
 
+    stage: str
     encode: Callable[[torch.Tensor], torch.Tensor]
     crops: CropSize
     width: int
@@ -50,7 +51,11 @@ class Embedder:
         """Return features (N, D) of the signs in boxes (N, 4), xyxy px of the picture."""
         if not len(boxes_N4):
             return np.zeros((0, self.width), np.float32)
-        return embed(self.encode, cut_crops(rgb_HW3, boxes_N4, self.crops), device=self.device)
+        return self.embed_crops(cut_crops(rgb_HW3, boxes_N4, self.crops))
+
+    def embed_crops(self, pixels_NSS3: npt.NDArray[np.uint8]) -> Vectors:
+        """Return features (N, D) of signs that are cut already."""
+        return embed(self.encode, pixels_NSS3, device=self.device)
 
     def embed_whole(self, rgb_HW3: npt.NDArray[np.uint8]) -> Vectors:
         """Return the features (1, D) of a picture of one sign, which somebody has cut out with a little clay around."""
@@ -59,12 +64,13 @@ class Embedder:
         return uncut.embed(rgb_HW3, np.array([[0.0, 0.0, width, height]]))
 
 
-def load_embedder(path: Path | None, device: torch.device) -> Embedder:
+def load_embedder(path: Path | None, device: torch.device, *, fresh: bool = False) -> Embedder:
     """Load a classifier, of which the features before its last layer are taken, or a pretrained backbone.
 
     Args:
         path: weights of either stage, or a run folder; None: the classifier that ships.
         device: where it is to compute.
+        fresh: leave the weights of a backbone random, to compare with.
 
     Raises:
         CheckpointError, FileNotFoundError: the weights are damaged or absent.
@@ -72,9 +78,12 @@ def load_embedder(path: Path | None, device: torch.device) -> Embedder:
     path = path or shipped("classify")
     if _is_pretrained(path):
         encoder, pretrain, file = networks.load_encoder(path)
+        if fresh:
+            encoder = networks.build_encoder(pretrain, fresh=True).eval()
         encoder.to(device)
         size = CropSize(pretrain.data.crop_px, pretrain.data.context)
-        return Embedder(lambda pixels: encoder(pixels).cls_BD, size, encoder.width, file.card["sha256"], device)
+        sha256 = file.card["sha256"]
+        return Embedder("pretrain", lambda pixels: encoder(pixels).cls_BD, size, encoder.width, sha256, device)
     classifier, config, file = networks.load_classifier(path)
     classifier.to(device)
     net: Any = classifier.net
@@ -85,7 +94,7 @@ def load_embedder(path: Path | None, device: torch.device) -> Embedder:
         return features
 
     size = CropSize(config.data.crop_px, config.data.context)
-    return Embedder(before_last_layer, size, int(net.head_hidden_size), file.card["sha256"], device)
+    return Embedder("classify", before_last_layer, size, int(net.head_hidden_size), file.card["sha256"], device)
 
 
 def _is_pretrained(path: Path) -> bool:

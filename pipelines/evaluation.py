@@ -2,8 +2,10 @@
 
 import resource
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -127,24 +129,29 @@ def _transliterate(path: Path, split: str, limit: int, device: torch.device = _C
 
 
 def _pretrain(path: Path, split: str, limit: int, device: torch.device = _CPU) -> Scores:
-    """Score frozen features of true boxes: k-NN and a linear probe from train to the split, beside random weights.
+    """Score frozen features of true boxes: k-NN and a linear probe from train to the split.
 
-    Over all classes, and over those with `FREQUENT` training crops or more.
+    Over all classes, and over those with `FREQUENT` training crops or more. Beside them stand gradients of the pixels
+    (HOG), where scikit-image is installed, and, for what `dubsar train pretrain` wrote, the same network with random
+    weights. Weights of a classifier can be given as well: what does supervision give?
     """
-    from dubsar.datasets.crops import CropSize
-    from dubsar.pipelines.features import embed, knn, linear_probe
-    from dubsar.pipelines.networks import build_encoder, load_encoder
+    from dubsar.pipelines.embeddings import load_embedder
+    from dubsar.pipelines.features import hog, knn, linear_probe
     from dubsar.pipelines.stages.classify import read_crops
 
-    encoder, config, _ = load_encoder(path)
-    inventory, size = read_inventory(data_root()), CropSize(config.data.crop_px, config.data.context)
-    bank, asked = (read_crops(data_root(), s, size, inventory, limit) for s in ("train", split))
+    given = load_embedder(path, device)
+    inventory = read_inventory(data_root())
+    bank, asked = (read_crops(data_root(), s, given.crops, inventory, limit) for s in ("train", split))
+    sources: dict[str, Callable[[Any], Any]] = {"given": given.embed_crops}
+    if given.stage == "pretrain":
+        torch.manual_seed(0)
+        sources["random"] = load_embedder(path, device, fresh=True).embed_crops
+    if find_spec("skimage"):
+        sources["HOG"] = hog
     frequent = np.bincount(bank.classes_N, minlength=len(inventory)) >= FREQUENT
-    torch.manual_seed(0)
     scores: Scores = {}
-    for name, network in (("random", build_encoder(config, fresh=True).eval()), ("pretrained", encoder)):
-        network.to(device)
-        bank_ND, asked_MD = (embed(lambda x: network(x).cls_BD, c.pixels_NSS3, device=device) for c in (bank, asked))  # noqa: B023
+    for name, features in sources.items():
+        bank_ND, asked_MD = features(bank.pixels_NSS3), features(asked.pixels_NSS3)
         for classes, kept in (("all classes", frequent | True), (f"{frequent.sum()} classes", frequent)):
             of_bank_N, of_asked_M = kept[bank.classes_N], kept[asked.classes_N]
             for measure in (knn, linear_probe):

@@ -6,6 +6,7 @@ mean anything: all that is asked is whether like signs lie close together.
 
 from collections.abc import Callable, Sequence
 
+import cv2
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -45,6 +46,27 @@ def embed(
         for i in range(0, len(crops_NSS3), batch_size)
     ]
     return torch.cat(rows).numpy() if rows else np.zeros((0, 0), np.float32)
+
+
+def hog(crops_NSS3: npt.NDArray[np.uint8], side: int = 48) -> Vectors:
+    """Compute histograms of oriented gradients (N, D), which need no training: the floor for all learned features.
+
+    Args:
+        crops_NSS3: uint8 crops, which are brought to ``side`` px, grey.
+        side: a multiple of 8 px, at least 16: cells of 8 px in blocks of 16 px, 9 directions.
+
+    Raises:
+        ImportError: scikit-image is not installed; only developers do so.
+
+    Source:
+        Dalal and Triggs 2005.
+    """
+    from skimage.feature import hog as describe
+
+    greys = (cv2.cvtColor(crop_SS3, cv2.COLOR_RGB2GRAY) for crop_SS3 in crops_NSS3)
+    small = (cv2.resize(grey_SS, (side, side), interpolation=cv2.INTER_AREA) for grey_SS in greys)
+    rows = [describe(grey_SS, cells_per_block=(2, 2), block_norm="L2-Hys") for grey_SS in small]
+    return np.stack(rows).astype(np.float32) if rows else np.zeros((0, 0), np.float32)
 
 
 def unit(features_ND: npt.ArrayLike, what: str = "features") -> Vectors:

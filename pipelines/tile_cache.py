@@ -22,6 +22,7 @@ from dubsar.pipelines.reading.engine import search_size, tile_settings
 from dubsar.pipelines.reading.progress import watched
 
 SURE = 0.25  # mean score of the best 15 finds; below it the size of a photograph's signs is not known
+WRITTEN = 0.35  # score of a find that counts as writing: on bare and slanting sides nearly all that is found is fainter
 SYNTHETIC_SEED = 50_000
 
 
@@ -36,7 +37,7 @@ class SignSizes:
         detector, settings = self._detector
         found = search_size(detector, rgb_HW3, settings)
         sure = found.scores_N[:15].sum() >= 15 * SURE
-        return Signs(self.boxed.get(path, found.sign_px if sure else 0.0), found.boxes_N4[found.scores_N >= SURE])
+        return Signs(self.boxed.get(path, found.sign_px if sure else 0.0), found.boxes_N4[found.scores_N >= WRITTEN])
 
     @cached_property
     def _detector(self):  # type: ignore[no-untyped-def]

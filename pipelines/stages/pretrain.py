@@ -221,13 +221,19 @@ class PretrainSystem(L.LightningModule):  # type: ignore[misc]
 
 
 class ViewStream(Stream):
-    """An endless stream of batches: tiles in an order shuffled per epoch, and views of each."""
+    """An endless stream of batches: images in an order shuffled per epoch, and views of each.
+
+    In an epoch a tile gives as many images as the largest views of it would cover its writing, and at least one.
+    ``data.together`` of one photograph come one after the other.
+    """
 
     def __init__(self, tiles: TileCache, config: PretrainConfig, stride: int) -> None:
         data = config.data
         self.tiles, self.config = tiles, config
         self.settings = view_settings(config)
         self.grid = (data.global_px // stride, data.global_px // stride)
+        times_N = np.maximum(1, np.rint(tiles.writing / data.global_signs[1] ** 2)).astype(np.int64)
+        self.images = [np.repeat(np.arange(first, end), times_N[first:end]) for first, end in tiles.spans]
         self._shuffled: tuple[int, npt.NDArray[np.int64]] = (-1, np.zeros(0, np.int64))
 
     def batch(self, number: int) -> dict[str, torch.Tensor]:
@@ -245,16 +251,32 @@ class ViewStream(Stream):
         return batch | ({"grams_VBCHW": _stack([v.grams_G for v in views])} if self.settings.gram_px else {})
 
     def _views(self, draw: int, rng: np.random.Generator) -> Any:
-        epoch, place = divmod(draw, len(self.tiles))
+        epoch, place = divmod(draw, self.epoch_images)
         if self._shuffled[0] != epoch:
-            order = np.random.default_rng((self.config.trainer.seed, 1, epoch)).permutation(len(self.tiles))
-            self._shuffled = (epoch, order)
+            self._shuffled = (epoch, self._order(epoch))
         tile = int(self._shuffled[1][place])
-        return multi_crop(self.tiles.tile(tile), self.tiles.clay(tile), self.settings, rng)
+        sign_4 = None
+        if rng.random() < self.config.data.around_signs:
+            signs_N4 = self.tiles.signs(tile)
+            sign_4 = signs_N4[rng.integers(len(signs_N4))] if len(signs_N4) else None
+        return multi_crop(self.tiles.tile(tile), self.tiles.clay(tile), self.settings, rng, sign_4)
+
+    def _order(self, epoch: int) -> npt.NDArray[np.int64]:
+        """Return the tile of each image of an epoch."""
+        rng, together = np.random.default_rng((self.config.trainer.seed, 1, epoch)), self.config.data.together
+        groups = []
+        for images in map(rng.permutation, self.images):
+            groups += [images[first : first + together] for first in range(0, len(images), together)]
+        return np.concatenate([groups[group] for group in rng.permutation(len(groups))])
+
+    @property
+    def epoch_images(self) -> int:
+        """Images of an epoch."""
+        return sum(map(len, self.images))
 
     def epoch_batches(self) -> int:
-        """Return how many batches hold as many images as there are tiles."""
-        return math.ceil(len(self.tiles) / self.config.data.batch_size)
+        """Return how many batches hold an epoch."""
+        return math.ceil(self.epoch_images / self.config.data.batch_size)
 
     def counts(self) -> dict[str, int]:
         """Count photographs and tiles."""
@@ -275,8 +297,11 @@ def view_settings(config: PretrainConfig) -> ViewSettings:
         locals_=data.locals,
         global_signs=data.global_signs,
         local_signs=data.local_signs,
+        global_boxes=data.global_boxes,
+        local_boxes=data.local_boxes,
         gram_px=scale * data.global_px,
         sign_px=data.sign_px,
+        **data.changes.model_dump(),
     )
 
 

@@ -182,3 +182,18 @@ def test_settings_that_make_no_view_are_refused(changed: dict, found: str) -> No
 def test_tile_and_mask_must_fit() -> None:
     with pytest.raises(ValueError, match=r"tile \(64, 64, 3\) with clay \(32, 32\)"):
         crop(PLAIN, 0, rough(64), ALL[:32, :32])
+
+
+def test_views_around_a_sign_are_its_box_stretched_to_a_square() -> None:
+    tile = np.full((96, 96, 3), 40, np.uint8)
+    tile[30:50, 20:60] = 200  # a sign twice as wide as high
+    exact = dataclasses.replace(PLAIN, global_boxes=(2.0, 2.0), local_boxes=(0.5, 0.5), locals_=40)
+    views = multi_crop(tile, np.full((96, 96), 255, np.uint8), exact, np.random.default_rng(0), (20, 30, 60, 50))
+    for view in views.globals_G:  # the middle half of it in both directions, moved by no more than a 25th
+        assert view[20:44, 20:44].mean() > 195
+        assert max(view[:12].mean(), view[52:].mean(), view[:, :12].mean(), view[:, 52:].mean()) < 80
+    shares = [float((view > 120).mean()) for view in views.locals_L]
+    assert min(shares) > 0.7  # parts of the sign, and little beside it
+    assert np.ptp(shares) > 0.02
+    with pytest.raises(ValueError, match=r"local_boxes is \(0\.9, 0\.5\)"):
+        ViewSettings(local_boxes=(0.9, 0.5))

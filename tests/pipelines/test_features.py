@@ -18,7 +18,7 @@ from dubsar.pipelines.feature_pictures import (
     sheet,
     similarity_picture,
 )
-from dubsar.pipelines.features import drift, embed, knn, linear_probe, unit
+from dubsar.pipelines.features import drift, embed, hog, knn, linear_probe, unit
 
 RNG = np.random.default_rng(7)
 
@@ -281,3 +281,14 @@ def test_captions_hold_any_file_name() -> None:
 def test_rows_have_length_1_and_zeros_stay() -> None:
     found = unit([[3, 4], [0, 0]])
     assert found.tolist() == [[pytest.approx(0.6), pytest.approx(0.8)], [0, 0]]
+
+
+def test_gradients_tell_direction_from_light() -> None:
+    pytest.importorskip("skimage")
+    stripes = np.indices((64, 64))[0] // 8 % 2 * np.uint8(120)
+    crops = np.repeat(np.stack([stripes, stripes.T, stripes // 2 + 60])[..., None], 3, axis=3).astype(np.uint8)
+    same, turned, dimmed = unit(hog(crops))
+    assert same.shape == (5 * 5 * 4 * 9,)
+    assert same @ dimmed > 0.98
+    assert same @ turned < 0.5
+    assert hog(crops[:0]).shape == (0, 0)

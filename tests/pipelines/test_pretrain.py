@@ -1,6 +1,7 @@
 """Pretraining: what moves when, what is kept, and where its weights can be used."""
 
 import dataclasses
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -109,12 +110,17 @@ def test_gram_anchoring_is_off_before_its_step() -> None:
     assert losses == {"on": {"cls", "patch", "koleo", "gram"}, "off": {"cls", "patch", "koleo"}}
 
 
-def test_views_of_an_image_are_cut_from_the_tile_that_is_its_turn() -> None:
+def drawn(writing: list[int], together: int, batches: int) -> list[int]:
+    """Return the tiles of two photographs with three tiles each that batches of four images are cut from."""
     stream: Any = build("pretrain", Efficiency()).stream
     asked: list[int] = []
 
     class Tiles:
         photographs = ()
+        spans = ((0, 3), (3, 6))
+
+        def __init__(self) -> None:
+            self.writing = np.array(writing)
 
         def __len__(self) -> int:
             return 6
@@ -125,11 +131,32 @@ def test_views_of_an_image_are_cut_from_the_tile_that_is_its_turn() -> None:
 
         clay = staticmethod(stream.tiles.clay)
 
-    twin = ViewStream(Tiles(), stream.config, 8)  # type: ignore[arg-type]
-    for number in range(3):
+    data = stream.config.data.model_copy(update={"together": together, "global_signs": (1.0, 2.0)})
+    twin = ViewStream(Tiles(), stream.config.model_copy(update={"data": data}), 8)  # type: ignore[arg-type]
+    for number in range(batches):
         twin.batch(number)
+    return asked
+
+
+def test_views_of_an_image_are_cut_from_the_tile_that_is_its_turn() -> None:
+    asked = drawn([1] * 6, together=1, batches=3)
     assert sorted(asked[:6]) == sorted(asked[6:]) == list(range(6))  # an epoch shows each tile once
     assert asked[:6] != asked[6:]
+
+
+def test_a_tile_comes_as_often_as_views_would_cover_its_writing() -> None:
+    asked = drawn([1, 4, 8, 0, 8, 12], together=1, batches=5)  # views of at most 2 x 2 signs
+    assert [asked[:10].count(tile) for tile in range(6)] == [1, 1, 2, 1, 2, 3]
+    assert sorted(asked[10:]) == sorted(asked[:10])
+
+
+def test_images_of_a_photograph_come_together() -> None:
+    asked = drawn([8] * 6, together=4, batches=3)  # 6 images of each: a group of 4 and one of 2
+    runs = [len(list(group)) for _, group in itertools.groupby(asked, key=lambda tile: tile < 3)]
+    assert sum(runs) == 12
+    assert all(run in {2, 4, 6, 8} for run in runs)
+    assert max(runs) >= 4
+    assert sorted(asked) == sorted(2 * list(range(6)))
 
 
 @pytest.mark.parametrize(

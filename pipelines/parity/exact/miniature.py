@@ -153,6 +153,14 @@ class _Tiles:
     def photograph(self, index: int) -> str:
         return str(index)
 
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        return [(index, index + 1) for index in range(len(self))]
+
+    @property
+    def writing(self) -> Any:
+        return np.zeros(len(self))
+
 
 def _pretrain(settings: dict[str, Any]) -> Miniature:
     rng = np.random.default_rng(settings["trainer"].seed)
