@@ -12,10 +12,12 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import pairwise
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -173,8 +175,9 @@ def build_cache(
     tile: int = 384,
     max_bad: int = 10,
     watch: Watch = lambda paths, _: paths,
+    workers: int = 0,
 ) -> TileCache:
-    """Cut photographs into tiles of one sign height, one photograph in memory at a time.
+    """Cut photographs into tiles of one sign height, one photograph in memory at a time, or one in each worker.
 
     Args:
         paths: photographs, each once.
@@ -185,6 +188,7 @@ def build_cache(
         tile: side of a tile, px; tiles with little writing are left out.
         max_bad: skip so many pictures that cannot be read, each with its reason on stderr.
         watch: goes over the paths, and may show how far it is.
+        workers: processes that read and measure; 0: this one does. ``measure`` is sent to them for each photograph.
 
     Returns:
         The cache, with at least one tile.
@@ -202,19 +206,13 @@ def build_cache(
     done: list[CachedPhotograph] = []
     bad: list[str] = []
     saved = time.monotonic()
-    for path in watch(paths, "caching"):
-        try:
-            key = _key(path, settings)
-            entry = known.get(key)
-            if entry is not None and _is_whole(cache, entry, tile):
-                done.append(entry)
-                continue
-            rgb_HW3 = load_image(path).rgb_HW3
-        except (ImageError, OSError) as error:
-            _count_bad(bad, error, max_bad)
+    look_up = partial(_look_up, known=known, cache=cache, settings=settings)
+    cut = partial(_cut_file, measure=measure, cache=cache, settings=settings)
+    for found in _in_order(paths, look_up, cut, workers, watch):
+        if isinstance(found, str):
+            _count_bad(bad, found, max_bad)
             continue
-        unmeasured = CachedPhotograph(str(path), key, 0.0, 0)
-        done.append(_cut_photograph(rgb_HW3, measure(path, rgb_HW3), unmeasured, cache, (float(sign_px), tile)))
+        done.append(found)
         if time.monotonic() - saved > _SAVE_SECONDS:
             # what an earlier call knew and this one has yet to reach must survive a stop here
             _write_index(cache, settings, {p.key: p for p in [*known.values(), *done]}.values())
@@ -224,6 +222,49 @@ def build_cache(
     if not len(made):
         raise ValueError(_nothing_cut(made))
     return made
+
+
+def _in_order(
+    paths: Sequence[Path],
+    look_up: Callable[[Path], CachedPhotograph | None],
+    cut: Callable[[Path], CachedPhotograph | str],
+    workers: int,
+    watch: Watch,
+) -> Iterator[CachedPhotograph | str]:
+    """Yield what is known of each photograph, or what cutting it gives; workers run ahead."""
+    if not workers:
+        yield from (look_up(path) or cut(path) for path in watch(paths, "caching"))
+        return
+    # spawned: a fork would copy the locks of this process's threads as they happen to stand
+    pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"))
+    try:
+        ahead = {path: pool.submit(cut, path) for path in paths if look_up(path) is None}
+        for path in watch(paths, "caching"):
+            yield ahead.pop(path).result() if path in ahead else look_up(path) or cut(path)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _look_up(
+    path: Path, known: dict[str, CachedPhotograph], cache: Path, settings: dict[str, Any]
+) -> CachedPhotograph | None:
+    """Return what an earlier call cached of a photograph, if all of it is there."""
+    try:
+        entry = known.get(_key(path, settings))
+    except OSError:
+        return None  # whoever reads it says what is wrong
+    return entry if entry and _is_whole(cache, entry, settings["tile"]) else None
+
+
+def _cut_file(path: Path, measure: Measure, cache: Path, settings: dict[str, Any]) -> CachedPhotograph | str:
+    """Read, measure and cut a photograph; return why it cannot be read where that is so."""
+    try:
+        key = _key(path, settings)
+        rgb_HW3 = load_image(path).rgb_HW3
+    except (ImageError, OSError) as error:
+        return f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
+    unmeasured = CachedPhotograph(str(path), key, 0.0, 0)
+    return _cut_photograph(rgb_HW3, measure(path, rgb_HW3), unmeasured, cache, (settings["sign_px"], settings["tile"]))
 
 
 def _cut_photograph(
@@ -327,15 +368,14 @@ def _write_atomically(path: Path, write: Callable[[Any], object]) -> None:
         Path(name).unlink(missing_ok=True)
 
 
-def _count_bad(bad: list[str], error: Exception, max_bad: int) -> None:
+def _count_bad(bad: list[str], reason: str, max_bad: int) -> None:
     """Note a picture that cannot be read; too many are an error."""
-    reason = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
     bad.append(reason)
     if len(bad) > max_bad:
         raise DamagedDataError(
             f"{len(bad)} photographs cannot be read, more than max_bad={max_bad} allows: {'; '.join(bad)}; "
             "copy them again, or raise max_bad"
-        ) from error
+        )
     print(f"skipped ({len(bad)} of at most {max_bad}): {reason}", file=sys.stderr)
 
 

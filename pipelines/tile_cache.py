@@ -3,11 +3,14 @@
 import fcntl
 import os
 import tempfile
-from functools import cached_property
+from functools import cache
+from multiprocessing import parent_process
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from dubsar.configs.schema import PretrainConfig
 from dubsar.datasets.photographs import labelled_photographs
@@ -34,15 +37,19 @@ class SignSizes:
 
     def __call__(self, path: Path, rgb_HW3: npt.NDArray[np.uint8]) -> Signs:
         """Return height and boxes in px of the picture that is given; height 0 where it cannot be told."""
-        detector, settings = self._detector
+        detector, settings = _detector()
         found = search_size(detector, rgb_HW3, settings)
         sure = found.scores_N[:15].sum() >= 15 * SURE
         return Signs(self.boxed.get(path, found.sign_px if sure else 0.0), found.boxes_N4[found.scores_N >= WRITTEN])
 
-    @cached_property
-    def _detector(self):  # type: ignore[no-untyped-def]
-        detector, config, _ = load_detector(shipped("detect"))
-        return detector, tile_settings(config)
+
+@cache
+def _detector() -> Any:
+    """Load the shipped detector once in each process; processes side by side compute with one thread each."""
+    if parent_process():
+        torch.set_num_threads(1)
+    detector, config, _ = load_detector(shipped("detect"))
+    return detector, tile_settings(config)
 
 
 def cache_folder() -> Path:
@@ -79,6 +86,7 @@ def _filled(config: PretrainConfig, root: Path, cache: Path) -> TileCache:
         measure=SignSizes(boxed),
         max_bad=data.max_bad,
         watch=watched,
+        workers=config.trainer.workers,
     )
 
 

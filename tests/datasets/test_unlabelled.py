@@ -1,5 +1,6 @@
 """The cache of unlabelled photographs: one sign height, clay only, nothing read twice, damage counted and named."""
 
+import importlib
 import json
 import os
 import pickle
@@ -240,6 +241,27 @@ def test_the_index_says_what_was_cached(three: list[Path], tmp_path: Path) -> No
     assert (index["format"], index["sign_px"], index["tile"]) == (FORMAT, 10.0, 64)
     assert [(Path(p["path"]).stem, p["sign_height"]) for p in index["photographs"]] == [(n, 20.0) for n in "abc"]
     assert seen == [(three, "caching")]
+
+
+def test_workers_cut_the_same_tiles_and_list_the_same_damage(
+    three: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # what a worker computes has to be imported there
+    lines = ("from dubsar.datasets.unlabelled import Signs", "def twenty(path, rgb_HW3): return Signs(20.0)")
+    (tmp_path / "ruler_of_workers.py").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    twenty = importlib.import_module("ruler_of_workers").twenty
+    three[1].write_bytes(three[1].read_bytes()[:200])
+    three.insert(2, tmp_path / "gone.png")
+    alone, beside = (
+        build_cache(three, tmp_path / name, measure=twenty, sign_px=10.0, tile=64, workers=workers)
+        for name, workers in (("alone", 0), ("beside", 2))
+    )
+    assert alone.photographs == beside.photographs
+    assert alone.damaged == beside.damaged
+    assert len(alone.damaged) == 2
+    assert len(alone) == len(beside) > 2
+    assert all(np.array_equal(alone.tile(i), beside.tile(i)) for i in range(len(alone)))
 
 
 def test_tiles_smaller_than_two_signs_are_refused(three: list[Path], tmp_path: Path) -> None:
