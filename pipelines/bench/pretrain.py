@@ -84,7 +84,7 @@ def _few_tiles(effort: Effort) -> Iterator[tuple[PretrainConfig, TileCache]]:
     """Cut some photographs; not in the user's cache, whose index would forget all others."""
     with tempfile.TemporaryDirectory() as folder:
         few = (*_FEW, f"data.limit={1 if effort.tiny else 4}", f"data.cache={folder}")
-        config = load(shipped_config("debug/pretrain" if effort.tiny else "pretrain"), PretrainConfig, few)
+        config = load(shipped_config("debug/pretrain" if effort.tiny else "vit/pretrain"), PretrainConfig, few)
         yield config, open_tiles(config, data_root())
 
 
