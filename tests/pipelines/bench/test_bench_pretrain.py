@@ -66,7 +66,7 @@ def test_memory_is_that_of_the_arm() -> None:
     assert peaks[1] - peaks[0] > 5 * 32
 
 
-@pytest.mark.parametrize("name", ["debug/pretrain", "pretrain"])
+@pytest.mark.parametrize("name", ["debug/pretrain", "vit/pretrain"])
 def test_both_networks_have_as_many_tokens_and_almost_as_many_parameters(name: str) -> None:
     settings = config(name=name)
     ours, theirs = build_ssl(settings).student, lightly_step.LightlyLoop(settings).student
@@ -92,7 +92,7 @@ def test_lightly_s_step_trains_all_of_the_student_and_moves_the_teacher() -> Non
 
 
 def test_lightly_s_masks_are_as_many_as_ours() -> None:
-    settings = config(name="pretrain")
+    settings = config(name="vit/pretrain")
     masks = lightly_step.LightlyLoop(settings).masks((64, 8, 8))
     shares = masks.flatten(1).float().mean(1)
     assert int((shares > 0).sum()) == 32
