@@ -231,10 +231,13 @@ def _peak_bytes() -> int:
 
 
 def _report(title: str, scores: Scores, out: Path | None, device: torch.device) -> None:
-    names = list(dict.fromkeys(k for part in scores.values() for k in part))
-    table = Table("measure", *scores, title=f"{title} (commit {commit()}, {hardware(device)})")
-    for name in names:
-        table.add_row(name, *(f"{part[name]:.2f}" if name in part else "" for part in scores.values()))
+    cells = {(name, subset): value for subset, part in scores.items() for name, value in part.items()}
+    if len(scores) > len({name for name, _ in cells}):  # a page is higher than wide
+        cells = {(subset, name): value for (name, subset), value in cells.items()}
+    rows, columns = (list(dict.fromkeys(place[axis] for place in cells)) for axis in (0, 1))
+    table = Table("", *columns, title=f"{title} (commit {commit()}, {hardware(device)})")
+    for row in rows:
+        table.add_row(row, *(f"{cells[row, column]:.2f}" if (row, column) in cells else "" for column in columns))
     print_table(table)
     if out is not None:
         write_json(out, {"title": title, "commit": commit(), "hardware": hardware(device), "scores": scores})
