@@ -12,8 +12,9 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import pairwise
@@ -208,15 +209,16 @@ def build_cache(
     saved = time.monotonic()
     look_up = partial(_look_up, known=known, cache=cache, settings=settings)
     cut = partial(_cut_file, measure=measure, cache=cache, settings=settings)
-    for found in _in_order(paths, look_up, cut, workers, watch):
-        if isinstance(found, str):
-            _count_bad(bad, found, max_bad)
-            continue
-        done.append(found)
-        if time.monotonic() - saved > _SAVE_SECONDS:
-            # what an earlier call knew and this one has yet to reach must survive a stop here
-            _write_index(cache, settings, {p.key: p for p in [*known.values(), *done]}.values())
-            saved = time.monotonic()
+    with closing(_in_order(paths, look_up, cut, workers, watch)) as results:  # workers stop with this call
+        for found in results:
+            if isinstance(found, str):
+                _count_bad(bad, found, max_bad)
+                continue
+            done.append(found)
+            if time.monotonic() - saved > _SAVE_SECONDS:
+                # what an earlier call knew and this one has yet to reach must survive a stop here
+                _write_index(cache, settings, {p.key: p for p in [*known.values(), *done]}.values())
+                saved = time.monotonic()
     _write_index(cache, settings, (known | {p.key: p for p in done}).values())
     made = TileCache(cache, tile, tuple(done), tuple(bad))
     if not len(made):
@@ -230,7 +232,7 @@ def _in_order(
     cut: Callable[[Path], CachedPhotograph | str],
     workers: int,
     watch: Watch,
-) -> Iterator[CachedPhotograph | str]:
+) -> Generator[CachedPhotograph | str, None, None]:
     """Yield what is known of each photograph, or what cutting it gives; workers run ahead."""
     if not workers:
         yield from (look_up(path) or cut(path) for path in watch(paths, "caching"))

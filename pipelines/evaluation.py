@@ -154,7 +154,8 @@ def _pretrain(path: Path, split: str, limit: int, device: torch.device = _CPU) -
         bank_ND, asked_MD = features(bank.pixels_NSS3), features(asked.pixels_NSS3)
         for classes, kept in (("all classes", frequent | True), (f"{frequent.sum()} classes", frequent)):
             of_bank_N, of_asked_M = kept[bank.classes_N], kept[asked.classes_N]
-            for measure in (knn, linear_probe):
+            # of a few crops no class is frequent
+            for measure in (knn, linear_probe) if of_bank_N.any() and of_asked_M.any() else ():
                 best_M5 = measure(
                     bank_ND[of_bank_N], bank.classes_N[of_bank_N], asked_MD[of_asked_M], classes=len(inventory)
                 )

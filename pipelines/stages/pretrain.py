@@ -234,6 +234,7 @@ class ViewStream(Stream):
         self.grid = (data.global_px // stride, data.global_px // stride)
         times_N = np.maximum(1, np.rint(tiles.writing / data.global_signs[1] ** 2)).astype(np.int64)
         self.images = [np.repeat(np.arange(first, end), times_N[first:end]) for first, end in tiles.spans]
+        self.epoch_images = int(times_N.sum())
         self._shuffled: tuple[int, npt.NDArray[np.int64]] = (-1, np.zeros(0, np.int64))
 
     def batch(self, number: int) -> dict[str, torch.Tensor]:
@@ -268,11 +269,6 @@ class ViewStream(Stream):
         for images in map(rng.permutation, self.images):
             groups += [images[first : first + together] for first in range(0, len(images), together)]
         return np.concatenate([groups[group] for group in rng.permutation(len(groups))])
-
-    @property
-    def epoch_images(self) -> int:
-        """Images of an epoch."""
-        return sum(map(len, self.images))
 
     def epoch_batches(self) -> int:
         """Return how many batches hold an epoch."""

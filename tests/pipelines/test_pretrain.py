@@ -11,11 +11,15 @@ import torch
 
 from dubsar.configs.base import ConfigError, load
 from dubsar.configs.blocks import Efficiency
-from dubsar.configs.schema import PretrainConfig
+from dubsar.configs.schema import PretrainConfig, PretrainData, ViewChanges
+from dubsar.datasets.views import ViewSettings, multi_crop
 from dubsar.models.backbones import SignClassifier
-from dubsar.models.checkpoint import save_model
+from dubsar.models.checkpoint import save_model, shipped
 from dubsar.pipelines.bench.stage import PlainLoop, Small
+from dubsar.pipelines.evaluation import evaluate_stage
+from dubsar.pipelines.networks import build_encoder
 from dubsar.pipelines.parity.exact.miniature import Miniature, build
+from dubsar.pipelines.stages import pretrain
 from dubsar.pipelines.stages.pretrain import PretrainSystem, ViewStream, view_settings
 from dubsar.pipelines.tile_cache import SignSizes, open_tiles
 
@@ -150,6 +154,35 @@ def test_a_tile_comes_as_often_as_views_would_cover_its_writing() -> None:
     assert sorted(asked[10:]) == sorted(asked[:10])
 
 
+def test_views_lie_around_signs_where_the_config_wants_it_and_a_tile_has_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream: Any = build("pretrain", Efficiency()).stream
+    boxes = {tile: np.array([[10, 10, 30 + tile, 30]], np.int16)[: tile % 2] for tile in range(6)}
+    monkeypatch.setattr(type(stream.tiles), "signs", lambda _, tile: boxes[tile], raising=False)
+    given: list[Any] = []
+
+    def watched(*arguments: Any) -> Any:
+        given.append(arguments[4])
+        return multi_crop(*arguments)
+
+    monkeypatch.setattr(pretrain, "multi_crop", watched)
+    for share, around in ((0.0, set()), (1.0, {31, 33, 35})):
+        data = stream.config.data.model_copy(update={"around_signs": share})
+        twin = ViewStream(stream.tiles, stream.config.model_copy(update={"data": data}), 8)
+        given.clear()
+        for number in range(3):  # two epochs
+            twin.batch(number)
+        assert {int(sign[2]) for sign in given if sign is not None} == around
+        assert sum(sign is not None for sign in given) == 2 * len(around)
+
+
+def test_changes_of_views_are_by_default_those_of_the_views_themselves() -> None:
+    settings = ViewSettings()
+    assert ViewChanges().model_dump() == {name: getattr(settings, name) for name in ViewChanges.model_fields}
+    data = PretrainData()
+    for name in ("global_signs", "local_signs", "global_boxes", "local_boxes", "global_px", "local_px", "sign_px"):
+        assert getattr(data, name) == getattr(settings, name)
+
+
 def test_images_of_a_photograph_come_together() -> None:
     asked = drawn([8] * 6, together=4, batches=3)  # 6 images of each: a group of 4 and one of 2
     runs = [len(list(group)) for _, group in itertools.groupby(asked, key=lambda tile: tile < 3)]
@@ -163,6 +196,7 @@ def test_images_of_a_photograph_come_together() -> None:
     ("setting", "message"),
     [
         ("data.global_signs=[3.0, 9.0]", r"views of up to 288 px .* do not fit into tiles of 192 px"),
+        ("data.local_boxes=[0.9, 0.5]", r"local_boxes is \[0\.9, 0\.5\], expected the smaller one first"),
         ("data.local_signs=[3.0, 1.0]", r"local_signs is \[3\.0, 1\.0\], expected the smaller one first"),
     ],
 )
@@ -218,3 +252,21 @@ def test_views_have_the_config_s_sizes() -> None:
     settings = view_settings(config("model.gram={scale: 3}", "data.global_px=40"))
     assert (settings.global_px, settings.local_px, settings.gram_px) == (40, 16, 120)
     assert view_settings(config("model.gram=null")).gram_px == 0
+
+
+@pytest.mark.data
+@pytest.mark.slow
+def test_frozen_features_stand_beside_random_ones_and_gradients(tmp_path: Path) -> None:
+    tiny = config()
+    encoder = build_encoder(tiny)
+    save_model(
+        tmp_path / "pretrain", encoder.backbone_state(), {"stage": "pretrain", "config": tiny.model_dump(mode="json")}
+    )
+    for weights, sources in (
+        (tmp_path / "pretrain", {"given", "random", "HOG"}),
+        (shipped("classify"), {"given", "HOG"}),
+    ):
+        scores = evaluate_stage("pretrain", weights, "dev", limit=30)
+        assert {subset.split(",")[0] for subset in scores} == sources
+        assert all(0 <= part["top1"] <= part["top5"] <= 100 for part in scores.values())
+        assert scores["given, knn, all classes"]["crops"] == 30
