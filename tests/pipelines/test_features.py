@@ -284,7 +284,6 @@ def test_rows_have_length_1_and_zeros_stay() -> None:
 
 
 def test_gradients_tell_direction_from_light() -> None:
-    pytest.importorskip("skimage")
     stripes = np.indices((64, 64))[0] // 8 % 2 * np.uint8(120)
     crops = np.repeat(np.stack([stripes, stripes.T, stripes // 2 + 60])[..., None], 3, axis=3).astype(np.uint8)
     same, turned, dimmed = unit(hog(crops))
