@@ -27,6 +27,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
+from dubsar.pipelines.resampling import tablet_error
+
 Floats = npt.NDArray[np.float64]
 LEVEL = 0.05  # of each one-sided statement
 POWER = 0.8
@@ -139,18 +141,6 @@ def compare(
     return Interval(
         mean, mean - reach, mean + reach, float(np.sqrt(variance)), se_tablets, freedom, correlation, paired, seeds
     )
-
-
-def tablet_error(part_T: Floats, whole_T: Floats, draws: int, seed: int) -> float:
-    """Return the standard error, in percentage points, of ``sum(part) / sum(whole)`` over tablets drawn anew."""
-    if len(whole_T) < 2 or not part_T.any():
-        return 0.0
-    rng = np.random.default_rng(seed)
-    times_DT = rng.multinomial(len(whole_T), np.full(len(whole_T), 1 / len(whole_T)), size=draws)
-    whole_D = times_DT @ whole_T
-    ratios = (times_DT @ part_T)[whole_D > 0] / whole_D[whole_D > 0]
-    # a draw of T from T tablets spreads by (T - 1) / T less than the tablets do
-    return float(100 * ratios.std(ddof=1) * np.sqrt(len(whole_T) / (len(whole_T) - 1)))
 
 
 def judge(interval: Interval, margin: float) -> Verdict:

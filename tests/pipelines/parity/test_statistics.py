@@ -20,9 +20,9 @@ from dubsar.pipelines.parity.statistics import (
     power_at,
     seeds_needed,
     seeds_to_settle,
-    tablet_error,
     worst,
 )
+from dubsar.pipelines.resampling import tablet_error
 
 TABLETS = 40
 TRIALS = 1000
