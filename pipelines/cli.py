@@ -137,12 +137,16 @@ def evaluate(  # noqa: PLR0917 - typer passes all by name
     limit: Annotated[int, typer.Option(min=0, help="At most so many photographs or lines; 0: all.")] = 0,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Also write the scores as JSON.")] = None,
     device: Device = None,
+    report: Annotated[Path | None, typer.Option(help="Of classify: folder for a page with pictures.")] = None,
+    relight: Annotated[int, typer.Option(min=0, help="Of classify: also average over so many exposures.")] = 0,
 ) -> None:
     """Score a stage, or reading from photograph to text.
 
     Examples:
 
         dubsar evaluate classify --split test
+
+        dubsar evaluate classify --split test --report report/
 
         dubsar evaluate read --split test -o scores.json
     """
@@ -154,11 +158,14 @@ def evaluate(  # noqa: PLR0917 - typer passes all by name
         raise ValueError(
             f"{overrides[0]!r}: weights are scored as they were trained; only `evaluate read` takes settings"
         )
+    if what is Evaluated.read and (report or relight):
+        raise ValueError("--report, --relight: only `evaluate classify` has them, not read; leave them out")
     if what is Evaluated.read:
         settings = [*(overrides or []), *([f"device={device}"] if device else [])]
         evaluate_read(_read_config(None, settings), split.value, limit=limit, out=out)
     else:
-        evaluate_stage(what.value, weights, split.value, limit=limit, out=out, device=device or "auto")
+        given = {"out": out, "device": device or "auto", "report": report, "relight": relight}
+        evaluate_stage(what.value, weights, split.value, limit=limit, **given)
 
 
 @app.command()

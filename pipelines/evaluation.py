@@ -25,58 +25,59 @@ from dubsar.datasets.sources import data_root, require_outside_data
 from dubsar.models.checkpoint import shipped
 from dubsar.pipelines.callbacks import write_json
 from dubsar.pipelines.console import print_table
-from dubsar.pipelines.metrics import Found, average_precision, score_classes, score_text
-from dubsar.pipelines.networks import find_device, inventory_of, load_byt5, load_classifier, load_detector
+from dubsar.pipelines.metrics import Found, average_precision, score_text
+from dubsar.pipelines.networks import find_device, inventory_of, load_byt5, load_detector
 from dubsar.pipelines.reading.evaluate import ReadScores, add_signs, add_text
 from dubsar.pipelines.reading.progress import watched
 from dubsar.pipelines.reading.read import Reading, load_engine, read_photograph
+from dubsar.pipelines.signs.evaluate import evaluate_signs
+from dubsar.pipelines.signs.scores import FREQUENT, Scores
 from dubsar.pipelines.training import commit, hardware
 
-FREQUENT = 20  # training crops of a class, from which on it counts as frequent
-Scores = dict[str, dict[str, float]]
 _CPU = torch.device("cpu")
 
 
 def evaluate_stage(
-    stage: str, weights: Path | None, split: str, *, limit: int = 0, out: Path | None = None, device: str = "auto"
+    stage: str,
+    weights: Path | None,
+    split: str,
+    *,
+    limit: int = 0,
+    out: Path | None = None,
+    device: str = "auto",
+    report: Path | None = None,
+    relight: int = 0,
 ) -> Scores:
     """Score one stage's weights on a split, and print and return the scores by subset.
 
+    Args:
+        stage: which one.
+        weights: those that ship where None.
+        split: ``train``, ``dev`` or ``test``.
+        limit: at most so many crops, photographs or lines; 0: all.
+        out: JSON to write.
+        device: see `find_device`.
+        report: of ``classify``: a folder for a page with pictures.
+        relight: of ``classify``: also look at each crop under so many other exposures.
+
     Raises:
-        ValueError: the device is not there, or ``out`` lies in the data folder.
+        ValueError: the device is not there, ``out`` or ``report`` lies in the data folder, or another stage than
+            ``classify`` is asked for what only that has.
     """
-    if out is not None:
-        require_outside_data(out, "--out")
+    for path, option in ((out, "--out"), (report, "--report")):
+        if path is not None:
+            require_outside_data(path, option)
     found = find_device(device)
-    scores = SCORERS[stage](weights or shipped(stage), split, limit, found)
+    if stage == "classify":
+        asked: dict[str, Any] = {"report": report, "relight": relight}
+    elif report is not None or relight:
+        option = "--relight" if report is None else "--report"
+        raise ValueError(f"{option}: only `evaluate classify` has it, not {stage}; leave it out")
+    else:
+        asked = {}
+    scores = SCORERS[stage](weights or shipped(stage), split, limit, found, **asked)
     _report(f"{stage} on {split}", scores, out, found)
     return scores
-
-
-def _classify(path: Path, split: str, limit: int, device: torch.device = _CPU) -> Scores:
-    """Score true boxes: one crop each; as reading does it (three margins); the same over the classes of training."""
-    from dubsar.datasets.crops import CropSize
-    from dubsar.pipelines.reading.engine import classify_crops, margins, mean_probabilities
-    from dubsar.pipelines.stages.classify import read_crops
-
-    network, config, file = load_classifier(path)
-    network.to(device)
-    size = CropSize(config.data.crop_px, config.data.context)
-    inventory = inventory_of(file, path)
-    unknown = config.data.ignore_unknown  # never outside of train: a dropped box would vanish from the truth
-    drop = unknown and split == "train"
-    crops = [read_crops(data_root(), split, s, inventory, limit, ignore_unknown=drop) for s in margins(size)]
-    truth = crops[0].classes_N
-    views = [classify_crops(network, c.pixels_NSS3) for c in crops]
-    three = mean_probabilities(views, float(file.card.get("temperature", 1.0))).numpy()
-    train = labelled_photographs(data_root(), "train", inventory, ignore_unknown=unknown)
-    taught = {b.glyph for p in train for b in p.boxes}
-    seen = np.isin(truth, [inventory.id_of_glyph[g] for g in taught])
-    return {
-        "one crop": score_classes(views[0].numpy(), truth).to_dict(),
-        "three margins": score_classes(three, truth).to_dict(),
-        f"three margins, {len(taught)} classes": score_classes(three[seen], truth[seen]).to_dict(),
-    }
 
 
 def _detect(path: Path, split: str, limit: int, device: torch.device = _CPU) -> Scores:
@@ -168,7 +169,12 @@ def _pretrain(path: Path, split: str, limit: int, device: torch.device = _CPU) -
     return scores
 
 
-SCORERS = {"pretrain": _pretrain, "classify": _classify, "detect": _detect, "transliterate": _transliterate}
+SCORERS: dict[str, Callable[..., Scores]] = {
+    "pretrain": _pretrain,
+    "classify": evaluate_signs,
+    "detect": _detect,
+    "transliterate": _transliterate,
+}
 
 
 def evaluate_read(config: ReadConfig, split: str, *, limit: int = 0, out: Path | None = None) -> Scores:
@@ -232,13 +238,23 @@ def _peak_bytes() -> int:
 
 
 def _report(title: str, scores: Scores, out: Path | None, device: torch.device) -> None:
+    kinds: dict[tuple[str, ...], Scores] = {}
+    for subset, part in scores.items():  # what is scored by other measures stands in a table of its own
+        kinds.setdefault(tuple(part), {})[subset] = part
+    heading = f"{title} (commit {commit()}, {hardware(device)})"
+    for same in kinds.values():
+        print_table(_table(heading, same))
+        heading = ""
+    if out is not None:
+        write_json(out, {"title": title, "commit": commit(), "hardware": hardware(device), "scores": scores})
+
+
+def _table(title: str, scores: Scores) -> Table:
     cells = {(name, subset): value for subset, part in scores.items() for name, value in part.items()}
     if len(scores) > len({name for name, _ in cells}):  # a page is higher than wide
         cells = {(subset, name): value for (name, subset), value in cells.items()}
     rows, columns = (list(dict.fromkeys(place[axis] for place in cells)) for axis in (0, 1))
-    table = Table("", *columns, title=f"{title} (commit {commit()}, {hardware(device)})")
+    table = Table("", *columns, title=title or None)
     for row in rows:
         table.add_row(row, *(f"{cells[row, column]:.2f}" if (row, column) in cells else "" for column in columns))
-    print_table(table)
-    if out is not None:
-        write_json(out, {"title": title, "commit": commit(), "hardware": hardware(device), "scores": scores})
+    return table

@@ -152,12 +152,13 @@ def png(picture_HW3: Picture) -> bytes:
     return buffer.getvalue()
 
 
-def sheet(tiles: Sequence[Tile], columns: int = 7) -> Picture:
-    """Lay cut-outs out in rows, each in its own proportions with its caption; the first is framed.
+def sheet(tiles: Sequence[Tile], columns: int = 7, *, framed: bool = True) -> Picture:
+    """Lay cut-outs out in rows, each in its own proportions with its caption.
 
     Args:
         tiles: at least one; lines of a caption that are too long lose their beginning.
         columns: tiles in a row.
+        framed: draw a frame around the first.
 
     Returns:
         uint8 (H, W, 3).
@@ -172,7 +173,7 @@ def sheet(tiles: Sequence[Tile], columns: int = 7) -> Picture:
         if tile.pixels_HW3 is not None:
             cut = _fitted(tile.pixels_HW3)
             picture.paste(cut, (x + (_SIDE - cut.width) // 2, y + (_SIDE - cut.height) // 2))
-        if position == 0:
+        if framed and position == 0:
             draw.rectangle((x - 4, y - 4, x + _SIDE + 3, y + _SIDE + 3), outline=_FRAME, width=3)
         for number, line in enumerate(tile.caption):
             draw.text((x, y + _SIDE + 3 + number * _LINE), _shortened(line, font), _INK, font)

@@ -4,9 +4,7 @@ Reads what the run has written (``config.yaml``, ``levers.json``, ``metrics.json
 looked at too.
 """
 
-import base64
 import html
-import io
 import json
 from collections import defaultdict
 from pathlib import Path
@@ -14,12 +12,8 @@ from typing import Any
 
 from dubsar.models.checkpoint import write_atomically
 from dubsar.pipelines.callbacks import read_metrics
+from dubsar.pipelines.pages import figure_png, html_page, html_picture, html_table, new_figure
 
-_STYLE = (
-    "body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}"
-    "table{border-collapse:collapse}td,th{padding:.2rem .8rem;border-bottom:1px solid #ddd;text-align:left}"
-    "pre{background:#f6f6f6;padding:1rem;overflow:auto}img{max-width:100%}"
-)
 _OFF = (None, False, "off", "fp32", "eager", "default")
 
 Curves = dict[str, list[tuple[int, float]]]
@@ -51,22 +45,15 @@ def read_curves(path: Path) -> Curves:
 
 def draw_curves(curves: Curves, title: str) -> bytes:
     """Draw the loss on the left and each validation metric beside it; returns a PNG."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     names = [n for n in ("train/loss", *sorted(n for n in curves if n.startswith("val/"))) if n in curves]
-    figure = Figure(figsize=(4 * max(1, len(names)), 3), layout="constrained")
-    FigureCanvasAgg(figure)
-    figure.suptitle(title)
+    figure = new_figure(4 * max(1, len(names)), 3, title)
     for position, name in enumerate(names, start=1):
         axes = figure.add_subplot(1, len(names), position)
         steps, values = zip(*curves[name], strict=True)
         axes.plot(steps, values, marker="o" if len(steps) < 30 else "")
         axes.set(title=name, xlabel="optimizer step")
         axes.grid(visible=True, alpha=0.3)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=100)
-    return buffer.getvalue()
+    return figure_png(figure)
 
 
 def read_levers(folder: Path) -> list[dict[str, Any]]:
@@ -91,34 +78,20 @@ def _page(folder: Path, scores: dict[str, float], picture: bytes) -> str:
     head, levers = lever_table(read_levers(folder))
     config = folder / "config.yaml"
     parts = [
-        f"<h1>{html.escape(folder.name)}</h1>",
         "<h2>Best weights on dev</h2>",
-        _table(("metric", "value"), [(k, f"{v:.4g}") for k, v in scores.items()]),
+        html_table(("metric", "value"), [(k, f"{v:.4g}") for k, v in scores.items()]),
         "<h2>Curves</h2>",
-        _picture("curves", picture),
+        html_picture("curves", picture),
         *_pictures(folder),
         "<h2>Efficiency levers</h2>",
-        _table(head, levers) if levers else "<p>All off: the reference.</p>",
+        html_table(head, levers) if levers else "<p>All off: the reference.</p>",
         "<h2>Config</h2>",
         f"<pre>{html.escape(config.read_text(encoding='utf-8') if config.exists() else '')}</pre>",
     ]
-    return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(folder.name)}</title>'
-        f"<style>{_STYLE}</style><body>{''.join(parts)}</body></html>\n"
-    )
+    return html_page(folder.name, parts)
 
 
 def _pictures(folder: Path) -> list[str]:
     """Show what the stage has drawn besides."""
     paths = (path for path in sorted(folder.glob("*.png")) if path.name != "curves.png")
-    return [f"<h2>{path.stem.capitalize()}</h2>{_picture(path.stem, path.read_bytes())}" for path in paths]
-
-
-def _picture(name: str, data: bytes) -> str:
-    return f'<img alt="{html.escape(name)}" src="data:image/png;base64,{base64.b64encode(data).decode()}">'
-
-
-def _table(head: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:
-    cells = "".join(f"<th>{html.escape(h)}</th>" for h in head)
-    body = "".join("<tr>" + "".join(f"<td>{html.escape(str(c))}</td>" for c in row) + "</tr>" for row in rows)
-    return f"<table><tr>{cells}</tr>{body}</table>"
+    return [f"<h2>{path.stem.capitalize()}</h2>{html_picture(path.stem, path.read_bytes())}" for path in paths]

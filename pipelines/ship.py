@@ -6,13 +6,11 @@ from pathlib import Path
 
 import torch
 
-from dubsar.datasets.crops import CropSize
 from dubsar.datasets.inventory import read_inventory
 from dubsar.datasets.sources import data_root
 from dubsar.models.checkpoint import load_model, save_model, shipped
 from dubsar.pipelines.callbacks import read_metrics
 from dubsar.pipelines.evaluation import SCORERS
-from dubsar.pipelines.networks import inventory_of, load_classifier
 
 
 def ship(stage: str, run: Path) -> None:
@@ -47,16 +45,17 @@ def ship(stage: str, run: Path) -> None:
 
 
 def fit_temperature(weights: Path) -> float:
-    """Find the temperature at which a classifier fits the dev crops best (least negative log likelihood)."""
-    from dubsar.pipelines.reading.engine import classify_crops
-    from dubsar.pipelines.stages.classify import read_crops
+    """Find the temperature at which a classifier fits dev best (least negative log likelihood).
 
-    network, config, file = load_classifier(weights)
-    size = CropSize(config.data.crop_px, config.data.context)
-    crops = read_crops(data_root(), "dev", size, inventory_of(file, weights))
-    logits, truth = classify_crops(network, crops.pixels_NSS3), torch.from_numpy(crops.classes_N)
+    It is fitted as reading uses it: on the mean over three margins, which is less sure than any one of them.
+    """
+    from dubsar.pipelines.calibration import score_calibration
+    from dubsar.pipelines.signs.evaluate import examine_signs
+    from dubsar.pipelines.signs.scores import answers
+
+    looks = examine_signs(weights, "dev").looks
     candidates = torch.logspace(-0.7, 0.5, 61).tolist()
-    losses = [float(torch.nn.functional.cross_entropy(logits / t, truth)) for t in candidates]
+    losses = [score_calibration(answers(looks, t).probabilities_NC, looks.classes_N).nll for t in candidates]
     return float(candidates[losses.index(min(losses))])
 
 

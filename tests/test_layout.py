@@ -147,6 +147,9 @@ def _floor(module: str) -> int:
         "stream": 1,
         "callbacks": 1,
         "schedules": 1,
+        "calibration": 1,
+        "resampling": 1,
+        "pages": 1,
         "training": 2,
         "reading": 2,
         "run_report": 2,
@@ -157,7 +160,7 @@ def _floor(module: str) -> int:
     name = rest.split(".")[0]
     if name.startswith("cli"):
         return 6
-    return storeys.get(name, {"stages": 3, "bench": 5, "parity": 5, "comparison": 5}.get(name, 4))
+    return storeys.get(name, {"stages": 3, "bench": 5, "parity": 5, "comparison": 5, "trials": 5}.get(name, 4))
 
 
 def test_reading_and_its_data_import_no_torch_when_loaded() -> None:

@@ -1,4 +1,4 @@
-"""Calibration and open-set scores against hand-made numbers; nothing, one class, all right and ties are no exception."""
+"""Calibration and open-set scores against hand-made numbers; also of nothing, of one class, all right, and ties."""
 
 import numpy as np
 import pytest

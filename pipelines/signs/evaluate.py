@@ -1,0 +1,89 @@
+"""Score a classifier's weights on the true boxes of a split, with a page of pictures on request."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from dubsar.datasets.allographs import groups_by_number, groups_by_shape
+from dubsar.datasets.crops import CropSize
+from dubsar.datasets.formats.tablet_signs import Photograph
+from dubsar.datasets.inventory import Inventory
+from dubsar.datasets.photographs import labelled_photographs
+from dubsar.datasets.sources import data_root
+from dubsar.pipelines.networks import inventory_of, load_classifier
+from dubsar.pipelines.signs.looks import Looks, first_signs, look
+from dubsar.pipelines.signs.scores import Scores, score_looks, training_counts
+
+SHAPES = ("sign-list", "assyrian_font.tsv")  # below the data root
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Examined:
+    """A classifier's looks at a split, and what is needed to judge them."""
+
+    looks: Looks
+    inventory: Inventory
+    size: CropSize
+    temperature: float
+    training: tuple[Photograph, ...]
+
+
+def examine_signs(
+    path: Path,
+    split: str,
+    limit: int = 0,
+    device: torch.device = _CPU,
+    *,
+    clay: bool = False,
+    relight: int = 0,
+) -> Examined:
+    """Load a classifier and let it look at the true boxes of a split.
+
+    Args:
+        path: its weights.
+        split: ``train``, ``dev`` or ``test``.
+        limit: at most so many crops; 0: all.
+        device: where to compute.
+        clay, relight: as of `look`.
+
+    Raises:
+        FileNotFoundError, CheckpointError, InventoryMismatch: see `load_classifier`.
+        ValueError, ImageError: the data cannot be used.
+    """
+    network, config, file = load_classifier(path)
+    inventory = inventory_of(file, path)
+    unknown = config.data.ignore_unknown  # never outside of train: a dropped box would vanish from the truth
+    asked = labelled_photographs(data_root(), split, inventory, ignore_unknown=unknown and split == "train")
+    training = labelled_photographs(data_root(), "train", inventory, ignore_unknown=unknown)
+    size = CropSize(config.data.crop_px, config.data.context)
+    looks = look(network.to(device), first_signs(asked, limit), size, inventory, clay=clay, relight=relight)
+    return Examined(looks, inventory, size, float(file.card.get("temperature", 1.0)), tuple(training))
+
+
+def evaluate_signs(
+    path: Path,
+    split: str,
+    limit: int = 0,
+    device: torch.device = _CPU,
+    report: Path | None = None,
+    relight: int = 0,
+) -> Scores:
+    """Score true boxes as `dubsar.pipelines.signs.scores` says, and write a page into ``report``.
+
+    Raises:
+        FileNotFoundError, CheckpointError, InventoryMismatch, ValueError, ImageError: see `examine_signs`.
+    """
+    seen = examine_signs(path, split, limit, device, clay=True, relight=relight)
+    levels = {"MZL numbers": groups_by_number(seen.inventory)}
+    table = data_root().joinpath(*SHAPES)
+    if table.is_file():
+        levels["shapes"] = groups_by_shape(seen.inventory, table)
+    counts_C = training_counts(seen.training, seen.inventory)
+    scores = score_looks(seen.looks, seen.temperature, counts_C, levels)
+    if report is not None:
+        from dubsar.pipelines.signs.report import write_sign_report
+
+        write_sign_report(report, seen, scores, f"classify on {split}")
+    return scores
