@@ -115,6 +115,15 @@ def dump(config: Block) -> str:
     return text
 
 
+def place_of(path: Path, *keys: str | int) -> str:
+    """Return where a key stands in a config, as file:line; of its parent where it is not written there.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    return _read(path).place(keys)
+
+
 def _read(path: Path) -> _Source:
     try:
         text = path.read_text(encoding="utf-8-sig")

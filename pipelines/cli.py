@@ -17,7 +17,7 @@ import typer
 
 from dubsar.pipelines.cli_features import features, similar
 from dubsar.pipelines.cli_options import Overrides, Stage, stage_config
-from dubsar.pipelines.cli_proof import bench, compare, parity
+from dubsar.pipelines.cli_proof import bench, compare, curve, parity, recipes
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else PyTorch's profiler writes to the terminal
 SOME_FAILED, WRONG_USE, ALL_FAILED, NOT_WRITTEN, DIVERGED = 1, 2, 3, 4, 5
@@ -34,6 +34,8 @@ app.add_typer(data_app, name="data")
 app.command()(parity)
 app.command()(bench)
 app.command()(compare)
+app.command()(curve)
+app.command()(recipes)
 app.command()(features)
 app.command()(similar)
 
@@ -129,7 +131,7 @@ def train(  # noqa: PLR0917 - typer passes all by name
 
 
 @app.command()
-def evaluate(  # noqa: PLR0917 - typer passes all by name
+def evaluate(  # noqa: PLR0913, PLR0917 - options of a command, which typer passes by name
     what: Evaluated,
     overrides: Overrides = None,
     split: Annotated[Split, typer.Option(help="Tune on dev; test is for the final number.")] = Split.dev,
@@ -164,8 +166,10 @@ def evaluate(  # noqa: PLR0917 - typer passes all by name
         settings = [*(overrides or []), *([f"device={device}"] if device else [])]
         evaluate_read(_read_config(None, settings), split.value, limit=limit, out=out)
     else:
-        given = {"out": out, "device": device or "auto", "report": report, "relight": relight}
-        evaluate_stage(what.value, weights, split.value, limit=limit, **given)
+        place = device or "auto"
+        evaluate_stage(
+            what.value, weights, split.value, limit=limit, out=out, device=place, report=report, relight=relight
+        )
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""The commands that prove what optimisations cost and gain: `dubsar parity` and `dubsar bench`."""
+"""The commands that prove what settings cost and gain: `dubsar parity`, `bench`, `compare`, `curve`, `recipes`."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -129,3 +129,56 @@ def compare(  # noqa: PLR0917 - typer passes all by name
     first = stage_config(stage.value, config, shared)
     second = stage_config(stage.value, other or config, [*shared, *(instead or [])])
     compare_configs(first, second, out or Path("runs/compare") / f"{stage.value}-{first.name}", seeds=seeds)
+
+
+def curve(
+    stage: Stage,
+    overrides: Overrides = None,
+    fractions: Annotated[str, typer.Option(help="Shares of the training labels.")] = "0.1,0.3,1",
+    config: Annotated[Path | None, typer.Option(help="A YAML; without it the stage's own, which ships.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Trainings of each share.")] = 3,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="Without it runs/curve/STAGE-NAME.")] = None,
+) -> None:
+    """Train on shares of the labels and draw what is reached on dev. Finished trainings in the folder are used again.
+
+    Example:
+
+        dubsar curve classify --config configs/pretrained/classify.yaml --fractions 0.1,0.3,1 --seeds 3
+    """
+    from dubsar.pipelines.trials.curve import learning_curve
+
+    _require_classify(stage, "curve")
+    try:
+        shares = [float(f) for f in fractions.split(",")]
+    except ValueError:
+        raise ValueError(f"--fractions is {fractions!r}, expected numbers such as 0.1,0.3,1") from None
+    resolved = stage_config(stage.value, config, overrides)
+    learning_curve(resolved, shares, out or Path("runs/curve") / f"{stage.value}-{resolved.name}", seeds=seeds)
+
+
+def recipes(
+    stage: Stage,
+    file: Annotated[Path, typer.Argument(help="A YAML like configs/recipes/classify.yaml.", show_default=False)],
+    overrides: Overrides = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Trainings of each variant.")] = 3,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="Without it runs/recipes/STAGE-FILE.")] = None,
+) -> None:
+    """Train named variants of a config and tabulate what each gains over the first on dev.
+
+    Overrides hold for all variants. Finished trainings in the folder are used again.
+
+    Example:
+
+        dubsar recipes classify configs/recipes/classify.yaml trainer.max_steps=300
+    """
+    from dubsar.configs.variants import load_variants
+    from dubsar.pipelines.trials.recipes import try_recipes
+
+    _require_classify(stage, "recipes")
+    configs = load_variants(file, stage.value, tuple(overrides or ()))
+    try_recipes(configs, out or Path("runs/recipes") / f"{stage.value}-{file.stem}", seeds=seeds)
+
+
+def _require_classify(stage: Stage, command: str) -> None:
+    if stage is not Stage.classify:
+        raise ValueError(f"`dubsar {command}` knows classify alone, not {stage.value}; `dubsar compare` takes any")

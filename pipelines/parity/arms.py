@@ -52,6 +52,12 @@ def with_settings(config: StageConfig, **trainer: Any) -> StageConfig:
     return config.model_copy(update={"trainer": config.trainer.model_copy(update=trainer)})
 
 
+def arm_file(config: StageConfig, name: str, folder: Path) -> Path:
+    """Return what a finished arm is read back from; arguments as of `train_arm`."""
+    digest = config_hash(with_settings(config, log_every_steps=1))
+    return folder / f"{name}-seed{config.trainer.seed}-{digest}" / "arm.json"
+
+
 def train_arm(
     config: StageConfig,
     name: str,
@@ -72,8 +78,8 @@ def train_arm(
         change: what to do to the system before it is trained.
     """
     config = with_settings(config, log_every_steps=1)
-    run = RunFolder(folder / f"{name}-seed{config.trainer.seed}-{config_hash(config)}")
-    done = run.path / "arm.json"
+    done = arm_file(config, name, folder)
+    run = RunFolder(done.parent)
     if done.exists():
         stored = json.loads(done.read_bytes())
         tally = Tally.from_dict(stored["tally"]) if stored["tally"] else None

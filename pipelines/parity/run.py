@@ -217,13 +217,14 @@ def compare_arms(stage: str, references: Sequence[Arm], candidates: Sequence[Arm
     """Compare the arms by metric over seeds and tablets."""
     return {
         metric: compare(
-            _counts(references, metric), _counts(candidates, metric), higher_is_better=HIGHER_IS_BETTER[metric]
+            count_arms(references, metric), count_arms(candidates, metric), higher_is_better=HIGHER_IS_BETTER[metric]
         )
         for metric in METRICS[stage]
     }
 
 
-def _counts(arms: Sequence[Arm], metric: str, *, by_tablet: bool = True) -> Counts:
+def count_arms(arms: Sequence[Arm], metric: str, *, by_tablet: bool = True) -> Counts:
+    """Count what scored arms gave for a metric, by seed and tablet, or by seed and item."""
     tallies = [arm.tally for arm in arms if arm.tally]
     parts_SN, whole_N = np.stack([t.parts[metric] for t in tallies]), tallies[0].wholes[metric]
     if not by_tablet:
@@ -241,8 +242,8 @@ def _strata(stage: str, references: Sequence[Arm], candidates: Sequence[Arm]) ->
         for metric in METRICS[stage]
         for row in stratify(
             metric,
-            _counts(references, metric, by_tablet=False),
-            _counts(candidates, metric, by_tablet=False),
+            count_arms(references, metric, by_tablet=False),
+            count_arms(candidates, metric, by_tablet=False),
             tally.strata,
             tablets=tally.tablets_N.tolist(),
             higher_is_better=HIGHER_IS_BETTER[metric],

@@ -143,6 +143,49 @@ def compare(
     )
 
 
+@dataclass(frozen=True)
+class Estimate:
+    """The score of one config, percent.
+
+    Attributes:
+        mean: over seeds.
+        low, high: 95 % interval, Student's.
+        se_seeds, se_tablets: standard errors of ``mean`` by either source of chance.
+        degrees: of freedom of the whole.
+        seeds: how many.
+    """
+
+    mean: float
+    low: float
+    high: float
+    se_seeds: float
+    se_tablets: float
+    degrees: float
+    seeds: int
+
+
+def estimate(counts: Counts, *, draws: int = 2000, seed: int = 0) -> Estimate:
+    """Estimate what a config scores with another seed on other tablets.
+
+    Args:
+        counts: of its trainings.
+        draws, seed: of the bootstrap of tablets.
+
+    Raises:
+        ValueError: fewer than two seeds.
+    """
+    seeds, tablets = counts.part_ST.shape
+    if seeds < 2:
+        raise ValueError("one seed shows no spread; give at least two, better three (--seeds)")
+    percent_S = counts.percent_S
+    by_seed = float(percent_S.var(ddof=1)) / seeds
+    se_tablets = tablet_error(counts.part_ST.mean(0), counts.whole_T, draws, seed)
+    total, degrees = _pooled([by_seed, se_tablets**2], [seeds - 1.0, max(tablets - 1.0, 1.0)])
+    reach = float(stats.t.ppf(1 - LEVEL / 2, degrees)) * np.sqrt(total) if total > 0 else 0.0
+    mean = float(percent_S.mean())
+    return Estimate(mean, mean - reach, mean + reach, float(np.sqrt(by_seed)), se_tablets, degrees, seeds)
+
+
 def judge(interval: Interval, margin: float) -> Verdict:
     """Judge one metric against the loss that was declared bearable, in percentage points.
 

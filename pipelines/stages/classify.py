@@ -216,13 +216,18 @@ def prepare(config: ClassifyConfig, root: Path) -> tuple[Crops, Crops]:
     wide, unknown = CropSize(data.crop_px, data.context, BORDER), data.ignore_unknown
     train = read_crops(root, "train", wide, inventory, data.limit, max_bad=data.max_bad, ignore_unknown=unknown)
     dev = read_crops(root, "dev", CropSize(data.crop_px, data.context), inventory, data.limit)
-    if data.label_fraction < 1:
-        kept = round(data.label_fraction * len(train.classes_N))
-        order = np.random.default_rng(config.trainer.seed).permutation(len(train.classes_N))
-        train = train.chosen(np.sort(order[: max(1, kept)]))
+    train = draw_share(train, data.label_fraction, config.trainer.seed)
     if not len(train.classes_N):
         raise ValueError(f"{root / 'tablet-signs'}: no training photograph with a box is left; `dubsar data check`")
     return train, dev
+
+
+def draw_share(crops: Crops, share: float, seed: int) -> Crops:
+    """Return a share of the crops, at least one, in their order; which ones is drawn by the seed."""
+    if share >= 1:
+        return crops
+    order = np.random.default_rng(seed).permutation(len(crops.classes_N))
+    return crops.chosen(np.sort(order[: max(1, round(share * len(crops.classes_N)))]))
 
 
 def build(

@@ -7,10 +7,12 @@ import pytest
 from dubsar.configs.base import load
 from dubsar.configs.blocks import Efficiency
 from dubsar.configs.schema import STAGES, ReadConfig
+from dubsar.configs.variants import load_variants
 from dubsar.pipelines.levers.resolve import resolve
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
-FILES = sorted(p.relative_to(CONFIGS).as_posix() for p in CONFIGS.rglob("*.yaml"))
+FILES = sorted(p.relative_to(CONFIGS).as_posix() for p in CONFIGS.rglob("*.yaml") if p.parent.name != "recipes")
+RECIPES = sorted((CONFIGS / "recipes").glob("*.yaml"))
 
 
 @pytest.mark.parametrize("file", FILES)
@@ -18,6 +20,12 @@ def test_a_shipped_config_loads_and_its_header_names_a_command(file: str) -> Non
     path = CONFIGS / file
     load(path, ReadConfig if path.stem == "read" else STAGES[path.stem])
     assert path.read_text(encoding="utf-8").startswith("# ")
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_every_variant_of_a_shipped_recipe_loads_and_its_header_names_a_command(path: Path) -> None:
+    assert len(load_variants(path, path.stem)) > 2
+    assert path.read_text(encoding="utf-8").startswith(f"# dubsar recipes {path.stem} configs/recipes/{path.name}")
 
 
 @pytest.mark.parametrize("stage", STAGES)

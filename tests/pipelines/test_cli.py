@@ -22,6 +22,8 @@ COMMANDS = [
     ["export"],
     ["parity"],
     ["compare"],
+    ["curve"],
+    ["recipes"],
     ["features"],
     ["similar"],
     ["bench"],

@@ -11,6 +11,7 @@ from dubsar.pipelines.parity.statistics import (
     Interval,
     Verdict,
     compare,
+    estimate,
     holm,
     judge,
     judge_all,
@@ -219,3 +220,18 @@ def test_a_margin_of_any_number_of_standard_errors_has_a_power(margin: float) ->
     assert 0 <= power_at(interval, margin) <= 1
     assert power_at(interval, 5e6) == pytest.approx(1)
     assert seeds_to_settle(interval, margin) == 3
+
+
+def test_a_single_arm_is_estimated_by_both_sources_of_chance() -> None:
+    whole = np.full(50, 100.0)
+    same = estimate(Counts(np.tile(np.linspace(40, 80, 50), (3, 1)), whole))
+    assert (same.mean, same.se_seeds, same.seeds) == (pytest.approx(60), 0.0, 3)
+    spread = np.linspace(40, 80, 50).std(ddof=1) / 50**0.5
+    assert same.se_tablets == pytest.approx(spread, rel=0.06)
+    assert (same.high - same.low) / 2 == pytest.approx(t.ppf(0.975, 49) * same.se_tablets)
+    seeds = np.array([50.0, 60.0, 70.0])[:, None]
+    even = estimate(Counts(np.tile(seeds, (1, 50)), whole))  # all tablets alike: seeds alone vary
+    assert (even.se_seeds, even.se_tablets) == (pytest.approx(10 / 3**0.5), pytest.approx(0, abs=1e-9))
+    assert even.high - even.mean == pytest.approx(t.ppf(0.975, 2) * 10 / 3**0.5)
+    with pytest.raises(ValueError, match="one seed shows no spread"):
+        estimate(Counts(np.ones((1, 4)), np.ones(4)))
