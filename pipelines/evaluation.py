@@ -30,8 +30,8 @@ from dubsar.pipelines.networks import find_device, inventory_of, load_byt5, load
 from dubsar.pipelines.reading.evaluate import ReadScores, add_signs, add_text
 from dubsar.pipelines.reading.progress import watched
 from dubsar.pipelines.reading.read import Reading, load_engine, read_photograph
-from dubsar.pipelines.signs.evaluate import evaluate_signs
-from dubsar.pipelines.signs.scores import FREQUENT, Scores
+from dubsar.pipelines.scoring.evaluate import evaluate_signs
+from dubsar.pipelines.scoring.scores import FREQUENT, Scores
 from dubsar.pipelines.training import commit, hardware
 
 _CPU = torch.device("cpu")

@@ -50,8 +50,8 @@ def fit_temperature(weights: Path) -> float:
     It is fitted as reading uses it: on the mean over three margins, which is less sure than any one of them.
     """
     from dubsar.pipelines.calibration import score_calibration
-    from dubsar.pipelines.signs.evaluate import examine_signs
-    from dubsar.pipelines.signs.scores import answers
+    from dubsar.pipelines.scoring.evaluate import examine_signs
+    from dubsar.pipelines.scoring.scores import answers
 
     looks = examine_signs(weights, "dev").looks
     candidates = torch.logspace(-0.7, 0.5, 61).tolist()

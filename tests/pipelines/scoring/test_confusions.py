@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dubsar.pipelines.signs.confusions import Pair, confused_pairs, confusion_shares
+from dubsar.pipelines.scoring.confusions import Pair, confused_pairs, confusion_shares
 
 TRUTH = np.array([5, 5, 5, 2, 2, 7, 9])
 GUESS = np.array([5, 2, 2, 2, 5, 2, 9])

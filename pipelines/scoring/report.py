@@ -19,10 +19,10 @@ from dubsar.pipelines.calibration import best_guess, reliability
 from dubsar.pipelines.callbacks import write_json
 from dubsar.pipelines.feature_pictures import Tile, png, sheet
 from dubsar.pipelines.pages import html_page, html_picture, html_table, html_text
-from dubsar.pipelines.signs.confusions import Pair, confused_pairs, confusion_shares
-from dubsar.pipelines.signs.evaluate import SHAPES, Examined
-from dubsar.pipelines.signs.pictures import draw_confusions, draw_frequencies, draw_reliability
-from dubsar.pipelines.signs.scores import FREQUENCIES, Scores, answers, frequency_name
+from dubsar.pipelines.scoring.confusions import Pair, confused_pairs, confusion_shares
+from dubsar.pipelines.scoring.evaluate import SHAPES, Examined
+from dubsar.pipelines.scoring.pictures import draw_confusions, draw_frequencies, draw_reliability
+from dubsar.pipelines.scoring.scores import FREQUENCIES, Scores, answers, frequency_name
 from dubsar.pipelines.training import commit, hardware
 
 CREDIT = (

@@ -9,8 +9,8 @@ import torch
 
 from dubsar.datasets.formats.tablet_signs import Photograph, SignBox
 from dubsar.datasets.inventory import Inventory, SignClass
-from dubsar.pipelines.signs.looks import Looks, first_signs
-from dubsar.pipelines.signs.scores import Answers, score_fully, score_looks, strata, training_counts
+from dubsar.pipelines.scoring.looks import Looks, first_signs
+from dubsar.pipelines.scoring.scores import Answers, score_fully, score_looks, strata, training_counts
 
 INVENTORY = Inventory(tuple(SignClass(g, g.upper()) for g in "abcd"))
 

@@ -37,7 +37,7 @@ from dubsar.pipelines.calibration import (
 from dubsar.pipelines.metrics import score_classes
 from dubsar.pipelines.reading.engine import mean_probabilities
 from dubsar.pipelines.resampling import percent_bounds
-from dubsar.pipelines.signs.looks import Looks
+from dubsar.pipelines.scoring.looks import Looks
 
 FREQUENT = 20  # training crops of a class, from which on it counts as frequent
 FREQUENCIES = ((0, 0), (1, 4), (5, 19), (20, 99), (100, None))  # training crops of a class, first and last of a bin

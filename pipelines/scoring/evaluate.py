@@ -12,8 +12,8 @@ from dubsar.datasets.inventory import Inventory
 from dubsar.datasets.photographs import labelled_photographs
 from dubsar.datasets.sources import data_root
 from dubsar.pipelines.networks import inventory_of, load_classifier
-from dubsar.pipelines.signs.looks import Looks, first_signs, look
-from dubsar.pipelines.signs.scores import Scores, score_looks, training_counts
+from dubsar.pipelines.scoring.looks import Looks, first_signs, look
+from dubsar.pipelines.scoring.scores import Scores, score_looks, training_counts
 
 SHAPES = ("sign-list", "assyrian_font.tsv")  # below the data root
 _CPU = torch.device("cpu")
@@ -70,7 +70,7 @@ def evaluate_signs(
     report: Path | None = None,
     relight: int = 0,
 ) -> Scores:
-    """Score true boxes as `dubsar.pipelines.signs.scores` says, and write a page into ``report``.
+    """Score true boxes as `dubsar.pipelines.scoring.scores` says, and write a page into ``report``.
 
     Raises:
         FileNotFoundError, CheckpointError, InventoryMismatch, ValueError, ImageError: see `examine_signs`.
@@ -83,7 +83,7 @@ def evaluate_signs(
     counts_C = training_counts(seen.training, seen.inventory)
     scores = score_looks(seen.looks, seen.temperature, counts_C, levels)
     if report is not None:
-        from dubsar.pipelines.signs.report import write_sign_report
+        from dubsar.pipelines.scoring.report import write_sign_report
 
         write_sign_report(report, seen, scores, f"classify on {split}")
     return scores

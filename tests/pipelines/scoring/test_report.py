@@ -21,12 +21,12 @@ from dubsar.pipelines import ship
 from dubsar.pipelines.calibration import reliability
 from dubsar.pipelines.evaluation import evaluate_stage
 from dubsar.pipelines.networks import build_classifier
-from dubsar.pipelines.signs import evaluate
-from dubsar.pipelines.signs.evaluate import examine_signs
-from dubsar.pipelines.signs.looks import Looks
-from dubsar.pipelines.signs.pictures import draw_confusions, draw_frequencies, draw_reliability
-from dubsar.pipelines.signs.report import CREDIT, first_crops
-from dubsar.pipelines.signs.scores import answers
+from dubsar.pipelines.scoring import evaluate
+from dubsar.pipelines.scoring.evaluate import examine_signs
+from dubsar.pipelines.scoring.looks import Looks
+from dubsar.pipelines.scoring.pictures import draw_confusions, draw_frequencies, draw_reliability
+from dubsar.pipelines.scoring.report import CREDIT, first_crops
+from dubsar.pipelines.scoring.scores import answers
 from dubsar.pipelines.stages.classify import read_crops
 
 DEBUG = Path(__file__).resolve().parents[3] / "configs" / "debug" / "classify.yaml"
