@@ -146,6 +146,14 @@ class ClassifyData(Block):
     ignore_unknown: bool = False  # drop and count boxes that cannot be used or have no class, instead of refusing them
 
 
+class LikePrototypes(Block):
+    """Likeness to the mean of a class's training crops as evidence beside the head; the means are taken at the end."""
+
+    weight: Positive = 0.67  # over the head's probabilities
+    temperature: Positive = 0.05  # of the softmax over cosines
+    below: Natural = 0  # for classes with fewer training crops than this; 0: for all
+
+
 class ClassifyModel(Block):
     """A timm backbone with a linear head over the whole inventory."""
 
@@ -161,6 +169,7 @@ class ClassifyModel(Block):
     label_smoothing: Fraction = 0.0
     logit_adjustment: Annotated[float, Field(ge=0)] = 0.0  # tau of Menon et al. 2021
     mixup: Annotated[float, Field(ge=0)] = 0.0  # alpha of the beta distribution
+    prototypes: LikePrototypes | None = None
 
 
 class ClassifyConfig(Block):

@@ -33,6 +33,7 @@ from dubsar.models.adapters import merge_adapters
 from dubsar.models.backbones import SignClassifier
 from dubsar.models.checkpoint import save_model
 from dubsar.models.precision import at_least_float32
+from dubsar.pipelines.features import embed
 from dubsar.pipelines.levers.apply import apply_levers
 from dubsar.pipelines.levers.resolve import Resolved, resolve_config
 from dubsar.pipelines.metrics import ClassScores, score_classes
@@ -227,7 +228,7 @@ def prepare(config: ClassifyConfig, root: Path) -> tuple[Crops, Crops]:
 
 def build(
     config: ClassifyConfig, levers: Resolved, prepared: tuple[Crops, Crops] | None = None
-) -> tuple[ClassifySystem, Stream]:
+) -> tuple[ClassifySystem, CropStream]:
     """Turn the config into a system and its training batches.
 
     Args:
@@ -269,6 +270,24 @@ def _font(root: Path) -> GlyphFont:
     return font
 
 
+def add_prototypes(network: SignClassifier, crops: Crops, config: ClassifyConfig) -> None:
+    """Let likeness to the training crops, seen without augmentation, count beside the head.
+
+    Args:
+        network: trained; changed in place.
+        crops: of training, with a border.
+        config: of the stage, with its ``model.prototypes``.
+    """
+    wanted, side = config.model.prototypes, config.data.crop_px
+    assert wanted is not None
+    pixels_NSS3 = np.stack([centre(pixels, side) for pixels in crops.pixels_NSS3])
+    device = next(network.parameters()).device
+    features_ND = torch.from_numpy(embed(network.eval().embed, pixels_NSS3, device=device))
+    prototypes = network.add_prototypes(wanted.weight, wanted.temperature)
+    prototypes.fill(features_ND, torch.from_numpy(crops.classes_N), below=wanted.below)
+    network.to(device)
+
+
 def run(config: ClassifyConfig, folder: Path, *, resume: bool = False, overwrite: bool = False) -> dict[str, float]:
     """Train, keep and write the weights that are best on dev, and return their dev scores (on the first rank)."""
     levers = resolve_config(config)
@@ -279,6 +298,8 @@ def run(config: ClassifyConfig, folder: Path, *, resume: bool = False, overwrite
     if not is_first_rank(config.trainer):
         return {}
     merge_adapters(system.network)
+    if config.model.prototypes:
+        add_prototypes(system.network, stream.crops, config)
     scores = score_crops(system.network, system.dev).to_dict()
     card = model_card(
         config,
