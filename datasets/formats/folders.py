@@ -111,7 +111,7 @@ def _tablet(path: Path, root: Path, label: str, pattern: str) -> str:
     told = tablet_in_name(path.stem, label, pattern)
     name = original_name(path.stem)
     alone = f"{label}/{name}" if name != normalize("NFC", path.stem) else path.relative_to(root).as_posix()
-    return told or alone
+    return told or alone.replace("+", " ")  # in a tablet's number it joins fragments
 
 
 def _squeezed(name: str) -> str:
