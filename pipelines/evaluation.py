@@ -30,6 +30,7 @@ from dubsar.pipelines.networks import find_device, inventory_of, load_byt5, load
 from dubsar.pipelines.reading.evaluate import ReadScores, add_signs, add_text
 from dubsar.pipelines.reading.progress import watched
 from dubsar.pipelines.reading.read import Reading, load_engine, read_photograph
+from dubsar.pipelines.signs import open_signs
 from dubsar.pipelines.training import commit, hardware
 
 FREQUENT = 20  # training crops of a class, from which on it counts as frequent
@@ -65,11 +66,12 @@ def _classify(path: Path, split: str, limit: int, device: torch.device = _CPU) -
     inventory = inventory_of(file, path)
     unknown = config.data.ignore_unknown  # never outside of train: a dropped box would vanish from the truth
     drop = unknown and split == "train"
-    crops = [read_crops(data_root(), split, s, inventory, limit, ignore_unknown=drop) for s in margins(size)]
+    signs = open_signs(config.data)
+    crops = [read_crops(signs, split, s, inventory, limit, ignore_unknown=drop) for s in margins(size)]
     truth = crops[0].classes_N
     views = [classify_crops(network, c.pixels_NSS3) for c in crops]
     three = mean_probabilities(views, float(file.card.get("temperature", 1.0))).numpy()
-    train = labelled_photographs(data_root(), "train", inventory, ignore_unknown=unknown)
+    train = signs.photographs("train", inventory, ignore_unknown=unknown)
     taught = {b.glyph for p in train for b in p.boxes}
     seen = np.isin(truth, [inventory.id_of_glyph[g] for g in taught])
     return {

@@ -34,6 +34,8 @@ def launch(config: StageConfig, folder: Path, *, resume: bool = False, overwrite
     processes only the first one scores; the others return nothing.
     """
     require_outside_data(folder, "--run")
+    if config.stage == "classify" and config.data.root:
+        require_outside_data(folder, "--run", Path(config.data.root))
     levers = resolve_config(config)
     _require_inputs(config)
     check_run(folder, config, resume=resume, overwrite=overwrite)
@@ -73,6 +75,10 @@ def _require_inputs(config: StageConfig) -> None:
     if config.stage == "transliterate":
         folders = [COLLECTIONS[source].folder for source in config.data.sources]
     elif config.stage == "pretrain" and config.data.folders and not config.data.labelled:
+        folders = []
+    elif config.stage == "classify" and config.data.root:
+        if not Path(config.data.root).is_dir():
+            raise FileNotFoundError(f"{config.data.root}: no such folder; give the data set's folder as data.root")
         folders = []
     else:
         folders = ["tablet-signs"]

@@ -13,6 +13,7 @@ from dubsar.models.checkpoint import load_model, save_model, shipped
 from dubsar.pipelines.callbacks import read_metrics
 from dubsar.pipelines.evaluation import SCORERS
 from dubsar.pipelines.networks import inventory_of, load_classifier
+from dubsar.pipelines.signs import open_signs
 
 
 def ship(stage: str, run: Path) -> None:
@@ -30,7 +31,11 @@ def ship(stage: str, run: Path) -> None:
     for made_anew in ("format", "sha256", "parameters", "versions"):
         card.pop(made_anew, None)
     if "inventory" in card:  # the same classes, with all catalogue numbers that the sign list gives by now
-        inventory = read_inventory(data_root())
+        inventory = (
+            open_signs(load_classifier(run / stage)[1].data).inventory()
+            if stage == "classify"
+            else read_inventory(data_root())
+        )
         inventory.require(card["inventory_hash"], str(run))
         card["inventory"] = inventory.to_list()
     if stage == "classify":
@@ -53,7 +58,7 @@ def fit_temperature(weights: Path) -> float:
 
     network, config, file = load_classifier(weights)
     size = CropSize(config.data.crop_px, config.data.context)
-    crops = read_crops(data_root(), "dev", size, inventory_of(file, weights))
+    crops = read_crops(open_signs(config.data), "dev", size, inventory_of(file, weights))
     logits, truth = classify_crops(network, crops.pixels_NSS3), torch.from_numpy(crops.classes_N)
     candidates = torch.logspace(-0.7, 0.5, 61).tolist()
     losses = [float(torch.nn.functional.cross_entropy(logits / t, truth)) for t in candidates]

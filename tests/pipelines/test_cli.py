@@ -27,6 +27,7 @@ COMMANDS = [
     ["bench"],
     ["doctor"],
     ["data", "check"],
+    ["data", "labels"],
     ["data", "list"],
 ]
 
