@@ -16,7 +16,8 @@ def test_prototypes_are_taken_at_the_end_and_load_with_the_weights(tmp_path: Pat
     scores = run(config, tmp_path / "run")
     network, loaded, _ = load_classifier(tmp_path / "run" / "classify")
     assert loaded.model.prototypes == config.model.prototypes
-    assert network.prototypes is not None and network.prototypes.weight == 2.0
+    assert network.prototypes is not None
+    assert network.prototypes.weight == 2.0
     seen, counting = network.prototypes.seen_C, network.prototypes.counts_C
     assert 0 < counting.sum() < seen.sum()  # 64 crops: some classes have three and more
     torch.testing.assert_close(network.prototypes.mean_CD.norm(dim=1), seen)
