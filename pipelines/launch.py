@@ -28,7 +28,7 @@ def stage_module(stage: str) -> Any:
 
 
 def launch(config: StageConfig, folder: Path, *, resume: bool = False, overwrite: bool = False) -> dict[str, float]:
-    """Train a stage in its run folder and print the scores of its best weights on dev.
+    """Train a stage in its run folder and print the scores of its kept weights on dev.
 
     A run that is there already is deleted or written to only when the stage is built and its data are read. Of several
     processes only the first one scores; the others return nothing.
@@ -45,7 +45,7 @@ def launch(config: StageConfig, folder: Path, *, resume: bool = False, overwrite
     if is_first_rank(config.trainer):
         print_levers(read_levers(folder))
         write_run_report(folder, scores)
-        print(f"{folder}: best weights on dev  " + "  ".join(f"{k} {v:.4g}" for k, v in scores.items()))
+        print(f"{folder}: kept weights on dev  " + "  ".join(f"{k} {v:.4g}" for k, v in scores.items()))
     return scores
 
 
