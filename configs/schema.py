@@ -1,5 +1,6 @@
 """The config of each stage. One class per stage, one YAML per class; the stage's module turns it into objects."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -134,6 +135,12 @@ class PretrainConfig(Block):
 class ClassifyData(Block):
     """Sign crops: the box widened by ``context`` of its side on every side, stretched to ``crop_px``."""
 
+    source: Literal["tablet-signs", "folders", "coco"] = "tablet-signs"  # folders: ROOT/CLASS/*.png, one sign a picture
+    root: str = ""  # the folder of that data set; of tablet-signs the one that holds it, empty: DUBSAR_DATA
+    # what the labels of folders and coco are: numbers of a catalogue, names as Oracc has them, glyphs, or plain labels
+    catalogue: Literal["none", "glyph", "name", "HZL", "MZL", "ABZ"] = "none"
+    tablet_pattern: str = ""  # regular expression that finds the tablet in a file name; empty: without its counter
+    font: str = ""  # file of the font that signs are rendered with; empty: Assyrian, or Noto
     crop_px: Count = 64
     context: Fraction = 0.15
     batch_size: Count = 64
@@ -144,6 +151,32 @@ class ClassifyData(Block):
     label_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0  # of the training crops, drawn by trainer.seed
     max_bad: Natural = 10  # training photographs that cannot be read are skipped and listed, up to so many
     ignore_unknown: bool = False  # drop and count boxes that cannot be used or have no class, instead of refusing them
+
+    @model_validator(mode="after")
+    def _source_is_complete(self) -> "ClassifyData":
+        if self.source != "tablet-signs" and not self.root:
+            raise ValueError(f"source is {self.source} and root is empty; give the data set's folder as data.root")
+        if self.source == "tablet-signs" and (self.catalogue != "none" or self.tablet_pattern):
+            raise ValueError(
+                "catalogue and tablet_pattern say how to read a data set of labels, but source is tablet-signs, whose "
+                "tables say both; leave them out, or set source to folders or coco"
+            )
+        try:
+            re.compile(self.tablet_pattern)
+        except re.error as error:
+            raise ValueError(
+                f"tablet_pattern {self.tablet_pattern!r} is no regular expression ({error}); "
+                r"expected one such as '^(KBo[ _.\d]+)'"
+            ) from error
+        return self
+
+
+class LikePrototypes(Block):
+    """Likeness to the mean of a class's training crops as evidence beside the head; the means are taken at the end."""
+
+    weight: Positive = 0.67  # over the head's probabilities
+    temperature: Positive = 0.05  # of the softmax over cosines
+    below: Natural = 0  # for classes with fewer training crops than this; 0: for all
 
 
 class ClassifyModel(Block):
@@ -161,6 +194,7 @@ class ClassifyModel(Block):
     label_smoothing: Fraction = 0.0
     logit_adjustment: Annotated[float, Field(ge=0)] = 0.0  # tau of Menon et al. 2021
     mixup: Annotated[float, Field(ge=0)] = 0.0  # alpha of the beta distribution
+    prototypes: LikePrototypes | None = None
 
 
 class ClassifyConfig(Block):

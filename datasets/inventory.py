@@ -97,7 +97,7 @@ class Inventory:
         held = [getattr(c, catalogue.lower()).split(SEPARATOR) for c in self.classes]
         wanted = number.strip()
         exact = tuple(i for i, numbers in enumerate(held) if wanted and wanted in numbers)
-        return exact or tuple(i for i, numbers in enumerate(held) if wanted in map(_unmarked, numbers) and wanted)
+        return exact or tuple(i for i, numbers in enumerate(held) if wanted in map(unmarked, numbers) and wanted)
 
     @cached_property
     def hash(self) -> str:
@@ -171,7 +171,7 @@ def read_inventory(root: Path) -> Inventory:
     """
     inventory = Inventory.from_classes_tsv(root / "tablet-signs" / "classes.tsv")
     hzl = _hzl_numbers(root / "sign-list" / "signs.tsv")
-    abz = _abz_numbers(root / "sign-list" / "abz_to_unicode.tsv")
+    abz = abz_numbers(root / "sign-list" / "abz_to_unicode.tsv")
     return Inventory(tuple(replace(c, hzl=hzl.get(c.glyph, ""), abz=abz.get(c.glyph, "")) for c in inventory.classes))
 
 
@@ -184,7 +184,7 @@ def _hzl_numbers(path: Path) -> dict[str, str]:
     return {glyph: SEPARATOR.join(found) for glyph, found in numbers.items()}
 
 
-def _abz_numbers(path: Path) -> dict[str, str]:
+def abz_numbers(path: Path) -> dict[str, str]:
     """Map each glyph to its ABZ numbers, by the rule that `read_inventory` states."""
     columns = ("abz", "glyph", "basis", "tables_agreeing", "tables_disagreeing")
     rows: dict[str, list[Row]] = defaultdict(list)
@@ -206,7 +206,7 @@ def _count(row: Row) -> int:
     return sum(bool(name.strip()) for name in row["tables_agreeing"].split(","))
 
 
-def _unmarked(number: str) -> str:
+def unmarked(number: str) -> str:
     """Return a number without marks of doubt and part: ``(251)``, ``210?``, ``to 109``, ``256(1)``, ``209.2``."""
     marked = re.fullmatch(r"(?:to |\()?(\d+[A-Za-z]?)\)?(?:\(\d+\)|\.\d+)?\??", number)
     return marked[1] if marked else number

@@ -101,17 +101,18 @@ def data_root() -> Path:
     return Path(os.environ.get(DATA_VARIABLE) or DEFAULT_DATA_ROOT)
 
 
-def require_outside_data(path: Path, option: str) -> None:
+def require_outside_data(path: Path, option: str, data: Path | None = None) -> None:
     """Refuse to write into the data folder, links followed.
 
     Args:
         path: where something is to be written; it need not exist.
         option: the option that names it, such as ``--run``.
+        data: the data folder; `data_root()` where None.
 
     Raises:
         ValueError: it is the data folder or lies in it; the message names both.
     """
-    root = data_root().resolve()
+    root = (data or data_root()).resolve()
     if path.resolve().is_relative_to(root):
         raise ValueError(
             f"{option} {path}: lies in the data folder {root}, which is never written to; name a place outside it"

@@ -11,6 +11,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
+from dubsar.models.prototypes import Prototypes
+
 # statistics of sign crops matter little next to the relighting that they are trained with: one simple range for all
 MEAN, STD = 0.45, 0.22
 _BEFORE_HEAD = ("norm.", "fc_norm.", "head.")  # timm's names differ with the way of pooling
@@ -66,13 +68,40 @@ class SignClassifier(nn.Module):
         self.net = create_backbone(
             backbone, classes, pretrained=pretrained and not weights, given=backbone_args or {}, options=options
         )
+        self.prototypes: Prototypes | None = None
         if weights:
             _load(self.net, Path(weights), normalise)
 
     def forward(self, pixels_BCHW: torch.Tensor) -> torch.Tensor:
         """Return logits (B, classes) for RGB crops in 0-1."""
-        logits: torch.Tensor = self.net(self.normalised(pixels_BCHW))
-        return logits
+        pixels_BCHW = self.normalised(pixels_BCHW)
+        if self.prototypes is None:
+            logits: torch.Tensor = self.net(pixels_BCHW)
+            return logits
+        return self.name(self.net.forward_features(pixels_BCHW))
+
+    def name(self, features: torch.Tensor) -> torch.Tensor:
+        """Return logits (B, classes) for what the backbone saw, as its ``forward_features`` gives it."""
+        if self.prototypes is None:
+            logits: torch.Tensor = self.net.forward_head(features)
+            return logits
+        features_BD = self.before_head(features)
+        return self.prototypes(self.net.get_classifier()(features_BD), features_BD)  # type: ignore[no-any-return]
+
+    def embed(self, pixels_BCHW: torch.Tensor) -> torch.Tensor:
+        """Return the features (B, D) that the last layer is given, for RGB crops in 0-1."""
+        return self.before_head(self.net.forward_features(self.normalised(pixels_BCHW)))
+
+    def before_head(self, features: torch.Tensor) -> torch.Tensor:
+        """Return what the last layer is given (B, D), for what the backbone saw."""
+        pooled_BD: torch.Tensor = self.net.forward_head(features, pre_logits=True)
+        return pooled_BD
+
+    def add_prototypes(self, weight: float, temperature: float) -> Prototypes:
+        """Let the likeness to prototypes speak beside the head; they are still to be filled or loaded."""
+        head = self.net.get_classifier()
+        self.prototypes = Prototypes(head.out_features, head.in_features, weight, temperature)
+        return self.prototypes
 
     def normalised(self, pixels_BCHW: torch.Tensor) -> torch.Tensor:
         """Return what the backbone is fed (B, 3, H, W) for RGB crops in 0-1."""

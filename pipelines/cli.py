@@ -64,6 +64,24 @@ class Split(StrEnum):
     test = "test"
 
 
+class LabelSource(StrEnum):
+    """Layouts of data sets whose classes are labels."""
+
+    folders = "folders"
+    coco = "coco"
+
+
+class Catalogue(StrEnum):
+    """What labels can be."""
+
+    none = "none"
+    glyph = "glyph"
+    name = "name"
+    hzl = "HZL"
+    mzl = "MZL"
+    abz = "ABZ"
+
+
 Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N; auto is the GPU where there is one.")]
 
 
@@ -278,6 +296,31 @@ def data_check(
 
     if report_defects(root):
         raise typer.Exit(SOME_FAILED)
+
+
+@data_app.command("labels")
+def data_labels(
+    root: Annotated[Path | None, typer.Option(help="Also look through a data set of labels: its folder.")] = None,
+    source: Annotated[LabelSource, typer.Option(help="How that data set is laid out.")] = LabelSource.folders,
+    catalogue: Annotated[Catalogue, typer.Option(help="What its labels are.")] = Catalogue.hzl,
+    tablet_pattern: Annotated[str, typer.Option(help="As data.tablet_pattern of classify.")] = "",
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="Write the map as a table with tabs.")] = None,
+) -> None:
+    """Map HZL numbers to MZL, ABZ and Unicode, and count what has no code point, there and in a data set of labels.
+
+    Examples:
+
+        dubsar data labels
+
+        dubsar data labels -o hzl.tsv
+
+        dubsar data labels --root my-crops --source folders --catalogue HZL
+    """
+    from dubsar.pipelines.label_report import report_data_set, report_map
+
+    report_map(out)
+    if root is not None:
+        report_data_set(root, source.value, catalogue.value, tablet_pattern)
 
 
 @data_app.command("list")

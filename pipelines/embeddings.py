@@ -86,15 +86,9 @@ def load_embedder(path: Path | None, device: torch.device, *, fresh: bool = Fals
         return Embedder("pretrain", lambda pixels: encoder(pixels).cls_BD, size, encoder.width, sha256, device)
     classifier, config, file = networks.load_classifier(path)
     classifier.to(device)
-    net: Any = classifier.net
-
-    def before_last_layer(pixels_BCHW: torch.Tensor) -> torch.Tensor:
-        features: torch.Tensor = net.forward_features(classifier.normalised(pixels_BCHW))
-        features = net.forward_head(features, pre_logits=True)
-        return features
-
     size = CropSize(config.data.crop_px, config.data.context)
-    return Embedder("classify", before_last_layer, size, int(net.head_hidden_size), file.card["sha256"], device)
+    width = classifier.net.head_hidden_size
+    return Embedder("classify", classifier.embed, size, width, file.card["sha256"], device)
 
 
 def _is_pretrained(path: Path) -> bool:

@@ -28,12 +28,14 @@ def stage_module(stage: str) -> Any:
 
 
 def launch(config: StageConfig, folder: Path, *, resume: bool = False, overwrite: bool = False) -> dict[str, float]:
-    """Train a stage in its run folder and print the scores of its best weights on dev.
+    """Train a stage in its run folder and print the scores of its kept weights on dev.
 
     A run that is there already is deleted or written to only when the stage is built and its data are read. Of several
     processes only the first one scores; the others return nothing.
     """
     require_outside_data(folder, "--run")
+    if config.stage == "classify" and config.data.root:
+        require_outside_data(folder, "--run", Path(config.data.root))
     levers = resolve_config(config)
     _require_inputs(config)
     check_run(folder, config, resume=resume, overwrite=overwrite)
@@ -43,7 +45,7 @@ def launch(config: StageConfig, folder: Path, *, resume: bool = False, overwrite
     if is_first_rank(config.trainer):
         print_levers(read_levers(folder))
         write_run_report(folder, scores)
-        print(f"{folder}: best weights on dev  " + "  ".join(f"{k} {v:.4g}" for k, v in scores.items()))
+        print(f"{folder}: kept weights on dev  " + "  ".join(f"{k} {v:.4g}" for k, v in scores.items()))
     return scores
 
 
@@ -73,6 +75,10 @@ def _require_inputs(config: StageConfig) -> None:
     if config.stage == "transliterate":
         folders = [COLLECTIONS[source].folder for source in config.data.sources]
     elif config.stage == "pretrain" and config.data.folders and not config.data.labelled:
+        folders = []
+    elif config.stage == "classify" and config.data.root:
+        if not Path(config.data.root).is_dir():
+            raise FileNotFoundError(f"{config.data.root}: no such folder; give the data set's folder as data.root")
         folders = []
     else:
         folders = ["tablet-signs"]

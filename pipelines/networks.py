@@ -198,6 +198,8 @@ def load_classifier(path: Path) -> tuple[SignClassifier, ClassifyConfig, ModelFi
     file = load_model(path, "classify")
     config: ClassifyConfig = _config_of(file, path)
     network = build_classifier(config, len(inventory_of(file, path)), fresh=True)
+    if config.model.prototypes:
+        network.add_prototypes(config.model.prototypes.weight, config.model.prototypes.temperature)
     _load_state(network, file.state, path)
     return network.eval(), config, file
 

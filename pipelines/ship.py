@@ -11,6 +11,8 @@ from dubsar.datasets.sources import data_root
 from dubsar.models.checkpoint import load_model, save_model, shipped
 from dubsar.pipelines.callbacks import read_metrics
 from dubsar.pipelines.evaluation import SCORERS
+from dubsar.pipelines.networks import load_classifier
+from dubsar.pipelines.signs import open_signs
 
 
 def ship(stage: str, run: Path) -> None:
@@ -28,7 +30,11 @@ def ship(stage: str, run: Path) -> None:
     for made_anew in ("format", "sha256", "parameters", "versions"):
         card.pop(made_anew, None)
     if "inventory" in card:  # the same classes, with all catalogue numbers that the sign list gives by now
-        inventory = read_inventory(data_root())
+        inventory = (
+            open_signs(load_classifier(run / stage)[1].data).inventory()
+            if stage == "classify"
+            else read_inventory(data_root())
+        )
         inventory.require(card["inventory_hash"], str(run))
         card["inventory"] = inventory.to_list()
     if stage == "classify":

@@ -37,6 +37,7 @@ from dubsar.pipelines.callbacks import (
 from dubsar.pipelines.levers.observe import Observer
 from dubsar.pipelines.levers.resolve import Resolved
 from dubsar.pipelines.optim import first_averaged_step
+from dubsar.pipelines.signs import open_signs
 from dubsar.pipelines.stream import Stream
 
 # What a resumed run may change. Length: a longer run is the reason to resume, and the schedule is drawn anew over it.
@@ -144,7 +145,13 @@ def _lacks(path: Path) -> str:
 
 def _inventory_hash(config: StageConfig) -> str | None:
     """Return the hash of the sign classes that a stage's targets index; None for a stage that has no classes."""
+    if config.stage == "classify":
+        return open_signs(config.data).inventory().hash
     return None if config.stage in {"pretrain", "transliterate"} else read_inventory(data_root()).hash
+
+
+def _data_of(config: StageConfig) -> Path:
+    return open_signs(config.data).root if config.stage == "classify" else data_root()
 
 
 def _check_inventory(run: RunFolder, config: StageConfig) -> None:
@@ -158,8 +165,8 @@ def _check_inventory(run: RunFolder, config: StageConfig) -> None:
     now = _inventory_hash(config)
     if now is not None and stored != now:
         raise InventoryMismatch(
-            f"{run.path}: started on sign inventory {stored}, but that of {data_root()} is {now}: its classes were "
-            "changed or reordered; put them back, or start anew with --overwrite or another --run"
+            f"{run.path}: started on sign inventory {stored}, but that of {_data_of(config)} is {now}: its classes "
+            "were changed or reordered; put them back, or start anew with --overwrite or another --run"
         )
 
 

@@ -6,6 +6,7 @@ not a sign: listed, not read. Messages carry the line of the JSON file where the
 
 import bisect
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -18,7 +19,11 @@ _LINE = "\x00line"
 
 
 def read_coco(
-    path: Path, *, glyph_of: dict[str, str] | None = None, ignore_unknown: bool = False
+    path: Path,
+    *,
+    glyph_of: dict[str, str] | None = None,
+    ignore_unknown: bool = False,
+    wanted: Callable[[str], bool] | None = None,
 ) -> tuple[list[Tablet], list[Issue]]:
     """Read a COCO file as tablets, one a picture, each with one face and one unlabelled line.
 
@@ -26,6 +31,7 @@ def read_coco(
         path: the JSON file.
         glyph_of: glyph by category name, for names that are not cuneiform themselves.
         ignore_unknown: drop and list a bad box instead of refusing the file.
+        wanted: which pictures to read, by file name, with their boxes; all where None.
 
     Returns:
         The tablets in the order of ``images``, and what was found wrong.
@@ -45,17 +51,21 @@ def read_coco(
         if ident in pictures:
             raise ValueError(f"{path}:{image[_LINE]}: image id {ident!r} stands twice; ids must differ")
         pictures[ident] = (image, BoxCollector(path, size, ignore_unknown, refuse_duplicates=True))
+    others = {i for i, (image, _) in pictures.items() if wanted and not wanted(str(image.get("file_name", "")))}
     orphans = BoxCollector(path, None, ignore_unknown)
     for annotation in data["annotations"]:
         ident = annotation.get("image_id")
+        if _is_id(ident) and ident in others:
+            continue
         if _is_id(ident) and ident in pictures:
             _add(pictures[ident][1], annotation, names, glyph_of)
         else:
             orphans.reject(annotation[_LINE], f"image_id {ident!r} is not among the images")
     issues.extend(orphans.finish())
-    for _, boxes in pictures.values():
+    chosen = [picture for ident, picture in pictures.items() if ident not in others]
+    for _, boxes in chosen:
         issues.extend(boxes.finish())
-    return [_tablet(image, boxes, path) for image, boxes in pictures.values()], sorted(issues, key=lambda i: i.line)
+    return [_tablet(image, boxes, path) for image, boxes in chosen], sorted(issues, key=lambda i: i.line)
 
 
 def write_coco(path: Path, tablets: list[Tablet], inventory: Inventory | None = None) -> list[Issue]:

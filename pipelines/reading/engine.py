@@ -186,8 +186,7 @@ def _logits(network: SignClassifier, pixels_B3SS: torch.Tensor, precision: str) 
         return logits
     with torch.autocast(pixels_B3SS.device.type, torch.bfloat16):
         features = network.net.forward_features(network.normalised(pixels_B3SS))
-    logits = network.net.forward_head(features.float())
-    return logits
+    return network.name(features.float())
 
 
 def margins(size: CropSize) -> tuple[CropSize, ...]:

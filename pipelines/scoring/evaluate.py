@@ -5,15 +5,16 @@ from pathlib import Path
 
 import torch
 
-from dubsar.datasets.allographs import groups_by_number, groups_by_shape
+from dubsar.configs.schema import ClassifyData
+from dubsar.datasets.allographs import Groups, groups_by_number, groups_by_shape
 from dubsar.datasets.crops import CropSize
 from dubsar.datasets.formats.tablet_signs import Photograph
 from dubsar.datasets.inventory import Inventory
-from dubsar.datasets.photographs import labelled_photographs
 from dubsar.datasets.sources import data_root
 from dubsar.pipelines.networks import inventory_of, load_classifier
 from dubsar.pipelines.scoring.looks import Looks, first_signs, look
 from dubsar.pipelines.scoring.scores import Scores, score_looks, training_counts
+from dubsar.pipelines.signs import open_signs
 
 SHAPES = ("sign-list", "assyrian_font.tsv")  # below the data root
 _CPU = torch.device("cpu")
@@ -28,6 +29,7 @@ class Examined:
     size: CropSize
     temperature: float
     training: tuple[Photograph, ...]
+    data: ClassifyData
 
 
 def examine_signs(
@@ -55,11 +57,26 @@ def examine_signs(
     network, config, file = load_classifier(path)
     inventory = inventory_of(file, path)
     unknown = config.data.ignore_unknown  # never outside of train: a dropped box would vanish from the truth
-    asked = labelled_photographs(data_root(), split, inventory, ignore_unknown=unknown and split == "train")
-    training = labelled_photographs(data_root(), "train", inventory, ignore_unknown=unknown)
+    signs = open_signs(config.data)
+    asked = signs.photographs(split, inventory, ignore_unknown=unknown and split == "train")
+    training = signs.photographs("train", inventory, ignore_unknown=unknown)
     size = CropSize(config.data.crop_px, config.data.context)
     looks = look(network.to(device), first_signs(asked, limit), size, inventory, clay=clay, relight=relight)
-    return Examined(looks, inventory, size, float(file.card.get("temperature", 1.0)), tuple(training))
+    return Examined(looks, inventory, size, float(file.card.get("temperature", 1.0)), tuple(training), config.data)
+
+
+def levels_of(seen: Examined) -> dict[str, Groups]:
+    """Return which classes are one sign to a coarser eye, by level; only what is known of the data set.
+
+    Shapes are those of Neo-Assyrian, so they say nothing of other data sets, whatever their labels.
+    """
+    levels: dict[str, Groups] = {}
+    if any(c.mzl for c in seen.inventory.classes):
+        levels["MZL numbers"] = groups_by_number(seen.inventory)
+    table = data_root().joinpath(*SHAPES)
+    if seen.data.source == "tablet-signs" and table.is_file():
+        levels["shapes"] = groups_by_shape(seen.inventory, table)
+    return levels
 
 
 def evaluate_signs(
@@ -76,12 +93,8 @@ def evaluate_signs(
         FileNotFoundError, CheckpointError, InventoryMismatch, ValueError, ImageError: see `examine_signs`.
     """
     seen = examine_signs(path, split, limit, device, clay=True, relight=relight)
-    levels = {"MZL numbers": groups_by_number(seen.inventory)}
-    table = data_root().joinpath(*SHAPES)
-    if table.is_file():
-        levels["shapes"] = groups_by_shape(seen.inventory, table)
     counts_C = training_counts(seen.training, seen.inventory)
-    scores = score_looks(seen.looks, seen.temperature, counts_C, levels)
+    scores = score_looks(seen.looks, seen.temperature, counts_C, levels_of(seen))
     if report is not None:
         from dubsar.pipelines.scoring.report import write_sign_report
 

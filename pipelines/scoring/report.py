@@ -29,6 +29,7 @@ CREDIT = (
     "Crops are of photographs (c) The Trustees of the British Museum: CC BY-NC-SA 4.0, non-commercial. "
     "Boxes: eBL (MIT) and Dencker et al. 2020. Pass this page on under these terms alone."
 )
+OTHER_CREDIT = "Crops are of pictures in {}: pass this page on as their licence allows, which dubsar does not know."
 CLASSES, PAIRS = 40, 20
 Pixels = npt.NDArray[np.uint8]
 
@@ -63,7 +64,7 @@ def write_sign_report(folder: Path, seen: Examined, scores: Scores, title: str) 
         pictures["confused"] = png(_examples(pairs, seen, found.confidence_N))
     for name, data in pictures.items():
         write_atomically(folder / f"{name}.png", partial(_put, data))
-    page = html_page(title, _parts(scores, pictures, pairs, seen.inventory))
+    page = html_page(title, _parts(scores, pictures, pairs, seen))
     write_atomically(folder / "report.html", lambda file: file.write(page.encode()))
     rows = [_pair_row(pair, seen.inventory) for pair in pairs]
     about = {"title": title, "commit": commit(), "hardware": hardware(), "temperature": seen.temperature}
@@ -127,7 +128,7 @@ def _examples(pairs: Sequence[Pair], seen: Examined, confidence_N: npt.NDArray[n
     return sheet(tiles, columns=6, framed=False)
 
 
-def _parts(scores: Scores, pictures: dict[str, bytes], pairs: Sequence[Pair], inventory: Inventory) -> list[str]:
+def _parts(scores: Scores, pictures: dict[str, bytes], pairs: Sequence[Pair], seen: Examined) -> list[str]:
     captions = {
         "reliability": "Reliability on this split before and after the temperature, which was fitted on dev",
         "frequency": "Right answers by training crops of the class",
@@ -137,7 +138,8 @@ def _parts(scores: Scores, pictures: dict[str, bytes], pairs: Sequence[Pair], in
     }
     parts = [html_text(f"Commit {commit()}, {hardware()}.")]
     if "confused" in pictures:
-        parts.append(html_text(CREDIT))
+        known = seen.data.source == "tablet-signs"
+        parts.append(html_text(CREDIT if known else OTHER_CREDIT.format(seen.data.root)))
     kinds: dict[tuple[str, ...], list[tuple[str, dict[str, float]]]] = {}
     for name, row in scores.items():
         kinds.setdefault(tuple(row), []).append((name, row))
@@ -147,8 +149,8 @@ def _parts(scores: Scores, pictures: dict[str, bytes], pairs: Sequence[Pair], in
         if name in pictures:
             parts += [f"<h2>{name.capitalize()}</h2>", html_text(caption + "."), html_picture(name, pictures[name])]
     if pairs:
-        rows_of_pairs = [_pair_row(pair, inventory).values() for pair in pairs]
-        parts.append(html_table(tuple(_pair_row(pairs[0], inventory)), map(tuple, rows_of_pairs)))
+        rows_of_pairs = [_pair_row(pair, seen.inventory).values() for pair in pairs]
+        parts.append(html_table(tuple(_pair_row(pairs[0], seen.inventory)), map(tuple, rows_of_pairs)))
     return parts
 
 

@@ -8,7 +8,8 @@ The tail is long: of 335 classes 107 have 20 crops or more. Classes are sampled 
 signs rendered on clay are mixed in, so that a class with two photographs is seen in more than two lights. Nothing is
 mirrored.
 
-Reads ``tablet-signs`` below the data root; writes ``runs/classify/<name>/``.
+Reads ``tablet-signs`` below the data root, or what ``data.source`` and ``data.root`` name (a folder per class, COCO);
+writes ``runs/classify/<name>/``.
 """
 
 import sys
@@ -24,21 +25,25 @@ import torch
 from dubsar.configs.schema import ClassifyConfig, ClassifyData
 from dubsar.datasets.augment import crop_augmentation
 from dubsar.datasets.crops import CropSize, cut_crops
-from dubsar.datasets.inventory import Inventory, read_inventory
-from dubsar.datasets.photographs import labelled_photographs, open_photographs
+from dubsar.datasets.formats.collect import is_cuneiform
+from dubsar.datasets.inventory import Inventory
+from dubsar.datasets.photographs import open_photographs
+from dubsar.datasets.signs import SignSource
 from dubsar.datasets.sources import data_root
-from dubsar.datasets.synthetic.glyphs import FontError, GlyphFont, available_fonts
+from dubsar.datasets.synthetic.glyphs import FontError, GlyphFont, available_fonts, load_font
 from dubsar.datasets.synthetic.scene import render_sign
 from dubsar.models.adapters import merge_adapters
 from dubsar.models.backbones import SignClassifier
 from dubsar.models.checkpoint import save_model
 from dubsar.models.precision import at_least_float32
+from dubsar.pipelines.features import embed
 from dubsar.pipelines.levers.apply import apply_levers
 from dubsar.pipelines.levers.resolve import Resolved, resolve_config
 from dubsar.pipelines.metrics import ClassScores, score_classes
 from dubsar.pipelines.networks import build_classifier
 from dubsar.pipelines.optim import build_optimizer, clip_gradients
 from dubsar.pipelines.reading.engine import classify_crops, to_input
+from dubsar.pipelines.signs import open_signs
 from dubsar.pipelines.stream import Stream, count_names
 from dubsar.pipelines.training import RunFolder, build_trainer, fit, is_first_rank, model_card, open_run
 
@@ -46,6 +51,7 @@ LICENCE = (
     "Weights: CC BY-NC-SA 4.0, non-commercial. Trained on photographs (c) The Trustees of the British Museum; "
     "boxes: eBL (MIT) and Dencker et al. 2020."
 )
+OTHER_LICENCE = "Weights: as the licence of the pictures in {} allows, which dubsar does not know; state it here."
 FONT = "assyrian"  # the name that `load_assyrian` gives it
 BORDER = 0.2  # room around a training crop, as a share of its side
 
@@ -123,7 +129,9 @@ class CropStream(Stream):
         power = data.balance_power if data.sampler == "balanced" else 0.0
         weights = counts[crops.classes_N] ** -power
         self.share = np.cumsum(weights / weights.sum())
-        self.covered = [(c, font) for c, sign in enumerate(self.classes) if font and font.covers(sign.glyph)]
+        # a label may stand in for a glyph, and a font of cuneiform may have Latin letters as well
+        glyphs = [(c, sign.glyph) for c, sign in enumerate(self.classes) if is_cuneiform(sign.glyph)]
+        self.covered = [(c, font) for c, glyph in glyphs if font and font.covers(glyph)]
 
     def batch(self, number: int) -> dict[str, torch.Tensor]:
         """Return pixels in 0-1 (B, 3, S, S) and class ids (B,)."""
@@ -160,7 +168,7 @@ def centre(pixels_SS3: npt.NDArray[np.uint8], side: int) -> npt.NDArray[np.uint8
 
 
 def read_crops(
-    root: Path,
+    source: SignSource | Path,
     split: str,
     size: CropSize,
     inventory: Inventory,
@@ -172,7 +180,7 @@ def read_crops(
     """Cut the crops of a split; each photograph is decoded once.
 
     Args:
-        root: data folder that holds ``tablet-signs/``.
+        source: the labelled signs; of a path the ``tablet-signs/`` in that data folder.
         split: ``train``, ``dev`` or ``test``.
         size: side and margin of a crop.
         inventory: classes that all boxes must belong to.
@@ -181,12 +189,13 @@ def read_crops(
         ignore_unknown: drop and count boxes that cannot be used or have no class (for training).
 
     Raises:
-        ValueError: see `labelled_photographs` and `open_photographs`, as for other errors.
+        ValueError: see `SignSource.photographs` and `open_photographs`, as for other errors.
     """
+    signs = SignSource(source) if isinstance(source, Path) else source
     pixels: list[npt.NDArray[np.uint8]] = []
     classes: list[list[int]] = []
     tablets: list[str] = []
-    photographs = labelled_photographs(root, split, inventory, ignore_unknown=ignore_unknown)
+    photographs = signs.photographs(split, inventory, ignore_unknown=ignore_unknown)
     for photograph, image in open_photographs(photographs, max_bad=max_bad):
         in_picture = image.from_file_pixels(np.array([b.box_xyxy for b in photograph.boxes]))
         pixels.append(cut_crops(image.rgb_HW3, in_picture, size))
@@ -212,13 +221,15 @@ def prepare(config: ClassifyConfig, root: Path) -> tuple[Crops, Crops]:
     Raises:
         ValueError: no crop is left to learn from, or the data cannot be used (see `read_crops`).
     """
-    data, inventory = config.data, read_inventory(root)
+    data, signs = config.data, open_signs(config.data, root)
+    inventory = signs.inventory()
     wide, unknown = CropSize(data.crop_px, data.context, BORDER), data.ignore_unknown
-    train = read_crops(root, "train", wide, inventory, data.limit, max_bad=data.max_bad, ignore_unknown=unknown)
-    dev = read_crops(root, "dev", CropSize(data.crop_px, data.context), inventory, data.limit)
+    train = read_crops(signs, "train", wide, inventory, data.limit, max_bad=data.max_bad, ignore_unknown=unknown)
+    dev = read_crops(signs, "dev", CropSize(data.crop_px, data.context), inventory, data.limit)
     train = draw_share(train, data.label_fraction, config.trainer.seed)
     if not len(train.classes_N):
-        raise ValueError(f"{root / 'tablet-signs'}: no training photograph with a box is left; `dubsar data check`")
+        place = signs.root / "tablet-signs" if data.source == "tablet-signs" else signs.root
+        raise ValueError(f"{place}: no training photograph with a box is left; `dubsar data check`")
     return train, dev
 
 
@@ -232,7 +243,7 @@ def draw_share(crops: Crops, share: float, seed: int) -> Crops:
 
 def build(
     config: ClassifyConfig, levers: Resolved, prepared: tuple[Crops, Crops] | None = None
-) -> tuple[ClassifySystem, Stream]:
+) -> tuple[ClassifySystem, CropStream]:
     """Turn the config into a system and its training batches.
 
     Args:
@@ -245,8 +256,8 @@ def build(
         FontError: signs are to be rendered and there is no font.
     """
     data, root = config.data, data_root()
-    font = _font(root) if data.synthetic_fraction else None
-    inventory = read_inventory(root)
+    font = _font(root, data.font) if data.synthetic_fraction else None
+    inventory = open_signs(data, root).inventory()
     network = build_classifier(config, len(inventory))
     apply_levers(network, levers)
     train, dev = prepared or prepare(config, root)
@@ -257,8 +268,10 @@ def build(
     return ClassifySystem(network, dev, counts / counts.sum(), config, levers), stream
 
 
-def _font(root: Path) -> GlyphFont:
-    """Load the font of the shapes on the photographs, which are Neo-Assyrian; another one only with a warning."""
+def _font(root: Path, own: str) -> GlyphFont:
+    """Load the user's own font, or that of the shapes on the photographs, which are Neo-Assyrian, or warn."""
+    if own:
+        return load_font(own)
     table = root / "sign-list" / "assyrian_font.tsv"
     try:
         fonts = available_fonts(table)
@@ -274,6 +287,24 @@ def _font(root: Path) -> GlyphFont:
     return font
 
 
+def add_prototypes(network: SignClassifier, crops: Crops, config: ClassifyConfig) -> None:
+    """Let likeness to the training crops, seen without augmentation, count beside the head.
+
+    Args:
+        network: trained; changed in place.
+        crops: of training, with a border.
+        config: of the stage, with its ``model.prototypes``.
+    """
+    wanted, side = config.model.prototypes, config.data.crop_px
+    assert wanted is not None
+    pixels_NSS3 = np.stack([centre(pixels, side) for pixels in crops.pixels_NSS3])
+    device = next(network.parameters()).device
+    features_ND = torch.from_numpy(embed(network.eval().embed, pixels_NSS3, device=device))
+    prototypes = network.add_prototypes(wanted.weight, wanted.temperature)
+    prototypes.fill(features_ND, torch.from_numpy(crops.classes_N), below=wanted.below)
+    network.to(device)
+
+
 def run(config: ClassifyConfig, folder: Path, *, resume: bool = False, overwrite: bool = False) -> dict[str, float]:
     """Train, keep and write the weights that are best on dev, and return their dev scores (on the first rank)."""
     levers = resolve_config(config)
@@ -284,13 +315,15 @@ def run(config: ClassifyConfig, folder: Path, *, resume: bool = False, overwrite
     if not is_first_rank(config.trainer):
         return {}
     merge_adapters(system.network)
+    if config.model.prototypes:
+        add_prototypes(system.network, stream.crops, config)
     scores = score_crops(system.network, system.dev).to_dict()
     card = model_card(
         config,
         scores,
-        read_inventory(data_root()),
+        open_signs(config.data).inventory(),
         normalisation=f"RGB 0-1, then {config.model.normalise}",
-        licence=LICENCE,
+        licence=LICENCE if config.data.source == "tablet-signs" else OTHER_LICENCE.format(config.data.root),
     )
     save_model(folder / "classify", system.network.state_dict(), card)
     return scores

@@ -8,8 +8,6 @@ from typing import Any
 from rich.table import Table
 
 from dubsar.configs.schema import ClassifyConfig
-from dubsar.datasets.photographs import labelled_photographs
-from dubsar.datasets.sources import data_root
 from dubsar.models.checkpoint import write_atomically
 from dubsar.pipelines.callbacks import write_json
 from dubsar.pipelines.console import print_table
@@ -17,6 +15,7 @@ from dubsar.pipelines.pages import figure_png, new_figure
 from dubsar.pipelines.parity.run import count_arms
 from dubsar.pipelines.parity.statistics import Estimate, estimate
 from dubsar.pipelines.parity.tallies import METRICS
+from dubsar.pipelines.signs import open_signs
 from dubsar.pipelines.training import commit, hardware
 from dubsar.pipelines.trials.seeded import train_seeds
 
@@ -76,7 +75,7 @@ def _with_share(config: ClassifyConfig, share: float) -> ClassifyConfig:
 
 def _training_crops(config: ClassifyConfig) -> int:
     """Count the training crops of the whole; photographs that cannot be read are counted as well."""
-    photographs = labelled_photographs(data_root(), "train", ignore_unknown=config.data.ignore_unknown)
+    photographs = open_signs(config.data).photographs("train", ignore_unknown=config.data.ignore_unknown)
     total = sum(len(p.boxes) for p in photographs)
     return min(total, config.data.limit or total)
 

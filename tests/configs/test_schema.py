@@ -31,7 +31,7 @@ def test_every_stage_config_loads_and_is_what_runs(path: Path, tmp_path: Path) -
 
 
 def test_every_yaml_that_ships_belongs_to_a_schema() -> None:
-    assert {p.stem for p in CONFIGS.glob("*.yaml")} == {*STAGES, "read"}
+    assert {p.stem for p in CONFIGS.glob("*.yaml")} == {*STAGES, "read", "classify_hittite"}
     assert {p.stem for p in (CONFIGS / "debug").glob("*.yaml")} == set(STAGES)
 
 
@@ -110,6 +110,28 @@ def test_a_missing_block_is_named(tmp_path: Path) -> None:
         f"{tmp_path / 'c.yaml'}:1: 'optim' is missing; give it a value",
         f"{tmp_path / 'c.yaml'}:1: 'trainer' is missing; give it a value",
     ]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("data.source=coco",), "source is coco and root is empty; give the data set's folder as data.root"),
+        (("data.source=folder",), "'data.source' is 'folder': Input should be 'tablet-signs', 'folders' or 'coco'"),
+        (("data.catalogue=HZL",), "catalogue and tablet_pattern say how to read a data set of labels, but source is"),
+        (
+            ("data.tablet_pattern=K",),
+            "catalogue and tablet_pattern say how to read a data set of labels, but source is",
+        ),
+        (
+            ("data.source=folders", "data.root=x", "data.tablet_pattern='(K'"),
+            "tablet_pattern '(K' is no regular expression (missing ), unterminated subpattern at position 0); expected",
+        ),
+    ],
+)
+def test_a_data_set_of_labels_is_named_in_full(overrides: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(CONFIGS / "classify.yaml", STAGES["classify"], overrides)
+    assert message in str(caught.value)
 
 
 def test_reading_without_a_file_reads_as_the_file_that_ships() -> None:

@@ -18,7 +18,8 @@ RECIPES = sorted((CONFIGS / "recipes").glob("*.yaml"))
 @pytest.mark.parametrize("file", FILES)
 def test_a_shipped_config_loads_and_its_header_names_a_command(file: str) -> None:
     path = CONFIGS / file
-    load(path, ReadConfig if path.stem == "read" else STAGES[path.stem])
+    stage = path.stem.split("_")[0]  # classify_hittite is a config of classify
+    load(path, ReadConfig if stage == "read" else STAGES[stage])
     assert path.read_text(encoding="utf-8").startswith("# ")
 
 

@@ -29,6 +29,7 @@ COMMANDS = [
     ["bench"],
     ["doctor"],
     ["data", "check"],
+    ["data", "labels"],
     ["data", "list"],
 ]
 

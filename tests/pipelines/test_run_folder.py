@@ -159,7 +159,7 @@ def test_two_processes_train_into_one_folder(tmp_path: Path, data_root: Path) ->
             [*map(str, command), *options], env=environment, capture_output=True, text=True, timeout=900, check=False
         )
         assert done.returncode == 0, done.stderr[-2000:]
-        assert done.stdout.count("best weights on dev") == 1
+        assert done.stdout.count("kept weights on dev") == 1
         rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
         assert [row["step"] for row in rows if "train/loss" in row] == [1, 2]
         assert (tmp_path / "run" / "transliterate.safetensors").exists()

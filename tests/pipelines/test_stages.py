@@ -112,7 +112,7 @@ def test_the_report_shows_scores_and_config(trained: tuple[str, Path, str]) -> N
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert "data:image/png;base64," in page
     assert "trainer:" in page
-    assert "best weights on dev" in output
+    assert "kept weights on dev" in output
 
 
 @pytest.mark.parametrize("stage", sorted(STAGES))
