@@ -60,9 +60,7 @@ class SignEnsemble(nn.Module):
 
     def shown(self, pixels_BCHW: torch.Tensor) -> list[tuple[SignClassifier, torch.Tensor]]:
         """Return each member beside what it is shown: the crops at its own side."""
-        return [
-            (member, resized(pixels_BCHW, side)) for member, side in zip(self.members, self.sides_px, strict=True)
-        ]
+        return [(member, resized(pixels_BCHW, side)) for member, side in zip(self.members, self.sides_px, strict=True)]
 
     def combine(self, logits: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return the log of the weighted mean of the members' probabilities, float32.

@@ -228,9 +228,7 @@ def _counts(arms: Sequence[Arm], metric: str, *, by_tablet: bool = True) -> Coun
     parts_SN, whole_N = np.stack([t.parts[metric] for t in tallies]), tallies[0].wholes[metric]
     if not by_tablet:
         return Counts(parts_SN, whole_N)
-    _, place_N = np.unique(tallies[0].tablets_N, return_inverse=True)
-    parts_ST = np.stack([np.bincount(place_N, part_N).astype(float) for part_N in parts_SN])
-    return Counts(parts_ST, np.bincount(place_N, whole_N).astype(float))
+    return Counts.of_items(parts_SN, whole_N, tallies[0].tablets_N)
 
 
 def _strata(stage: str, references: Sequence[Arm], candidates: Sequence[Arm]) -> list[Stratum]:

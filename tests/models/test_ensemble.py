@@ -87,5 +87,5 @@ def test_numbers_that_cannot_be_are_refused(
 
 
 def test_an_ensemble_without_members_is_refused() -> None:
-    with pytest.raises(ValueError, match="^0 sides for 0 members"):
+    with pytest.raises(ValueError, match=r"^0 sides for 0 members"):
         SignEnsemble([], [], [], [])
