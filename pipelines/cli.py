@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
+from dubsar.pipelines.cli_ensemble import ensemble
 from dubsar.pipelines.cli_features import features, similar
 from dubsar.pipelines.cli_options import Overrides, Stage, stage_config
 from dubsar.pipelines.cli_proof import bench, compare, parity
@@ -34,6 +35,7 @@ app.add_typer(data_app, name="data")
 app.command()(parity)
 app.command()(bench)
 app.command()(compare)
+app.command()(ensemble)
 app.command()(features)
 app.command()(similar)
 

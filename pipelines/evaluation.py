@@ -56,6 +56,7 @@ def evaluate_stage(
 def _classify(path: Path, split: str, limit: int, device: torch.device = _CPU) -> Scores:
     """Score true boxes: one crop each; as reading does it (three margins); the same over the classes of training."""
     from dubsar.datasets.crops import CropSize
+    from dubsar.pipelines.member_scores import member_scores
     from dubsar.pipelines.reading.engine import classify_crops, margins, mean_probabilities
     from dubsar.pipelines.stages.classify import read_crops
 
@@ -65,7 +66,8 @@ def _classify(path: Path, split: str, limit: int, device: torch.device = _CPU) -
     inventory = inventory_of(file, path)
     unknown = config.data.ignore_unknown  # never outside of train: a dropped box would vanish from the truth
     drop = unknown and split == "train"
-    crops = [read_crops(data_root(), split, s, inventory, limit, ignore_unknown=drop) for s in margins(size)]
+    cut = partial(read_crops, data_root(), split, inventory=inventory, limit=limit, ignore_unknown=drop)
+    crops = [cut(size=s) for s in margins(size)]
     truth = crops[0].classes_N
     views = [classify_crops(network, c.pixels_NSS3) for c in crops]
     three = mean_probabilities(views, float(file.card.get("temperature", 1.0))).numpy()
@@ -76,7 +78,7 @@ def _classify(path: Path, split: str, limit: int, device: torch.device = _CPU) -
         "one crop": score_classes(views[0].numpy(), truth).to_dict(),
         "three margins": score_classes(three, truth).to_dict(),
         f"three margins, {len(taught)} classes": score_classes(three[seen], truth[seen]).to_dict(),
-    }
+    } | member_scores(network, file, size, lambda s: cut(size=s), three)
 
 
 def _detect(path: Path, split: str, limit: int, device: torch.device = _CPU) -> Scores:
@@ -232,13 +234,17 @@ def _peak_bytes() -> int:
 
 
 def _report(title: str, scores: Scores, out: Path | None, device: torch.device) -> None:
-    cells = {(name, subset): value for subset, part in scores.items() for name, value in part.items()}
+    cells = {
+        (name, subset): f"{value:.{4 if name == 'p' else 2}f}"  # a probability is no percentage
+        for subset, part in scores.items()
+        for name, value in part.items()
+    }
     if len(scores) > len({name for name, _ in cells}):  # a page is higher than wide
         cells = {(subset, name): value for (name, subset), value in cells.items()}
     rows, columns = (list(dict.fromkeys(place[axis] for place in cells)) for axis in (0, 1))
     table = Table("", *columns, title=f"{title} (commit {commit()}, {hardware(device)})")
     for row in rows:
-        table.add_row(row, *(f"{cells[row, column]:.2f}" if (row, column) in cells else "" for column in columns))
+        table.add_row(row, *(cells.get((row, column), "") for column in columns))
     print_table(table)
     if out is not None:
         write_json(out, {"title": title, "commit": commit(), "hardware": hardware(device), "scores": scores})

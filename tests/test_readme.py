@@ -25,7 +25,9 @@ def test_named_files_exist(name: str) -> None:
     assert (ROOT / name).exists()
 
 
-COMMANDS = "read|train|evaluate|synth|ship|export|config|parity|compare|bench|features|similar|doctor|data \\w+"
+COMMANDS = (
+    "read|train|evaluate|synth|ship|export|config|parity|compare|ensemble|bench|features|similar|doctor|data \\w+"
+)
 
 
 @pytest.mark.parametrize("command", sorted(set(re.findall(f"dubsar ({COMMANDS})", README))))

@@ -84,8 +84,9 @@ class Counts:
             tablets_N: the tablet of each item.
         """
         _, place_N = np.unique(np.asarray(tablets_N), return_inverse=True)
-        part_ST = np.stack([np.bincount(place_N, part_N) for part_N in np.asarray(part_SN, dtype=float)])
-        return cls(part_ST, np.bincount(place_N, np.asarray(whole_N, dtype=float)))
+        rows = [np.asarray(row_N, dtype=np.float64) for row_N in (*np.asarray(part_SN), whole_N)]
+        sums = [np.bincount(place_N, row_N).astype(np.float64) for row_N in rows]
+        return cls(np.stack(sums[:-1]), sums[-1])
 
     @property
     def percent_S(self) -> Floats:
