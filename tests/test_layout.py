@@ -146,6 +146,7 @@ def _floor(module: str) -> int:
         "metrics": 1,
         "optim": 1,
         "networks": 1,
+        "distillation": 1,
         "stream": 1,
         "callbacks": 1,
         "schedules": 1,

@@ -1,18 +1,17 @@
 """Votes of trained classifiers: found on dev as they should be, written as one file, and used like a single network."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from typer.testing import CliRunner
 
 from dubsar.configs.base import load
-from dubsar.configs.schema import STAGES, ReadConfig, shipped_config
-from dubsar.datasets.formats.tablet_signs import IMAGE_COLUMNS, SIGN_COLUMNS
+from dubsar.configs.schema import ReadConfig, shipped_config
 from dubsar.datasets.inventory import Inventory, InventoryMismatch, SignClass
 from dubsar.models.backbones import SignClassifier
 from dubsar.models.checkpoint import CheckpointError, load_model, save_model, shipped
@@ -22,61 +21,27 @@ from dubsar.pipelines.cli import app
 from dubsar.pipelines.embeddings import load_embedder
 from dubsar.pipelines.ensembling import Votes, fit_votes, load_members, mixed, vote_left_out
 from dubsar.pipelines.member_scores import gains
-from dubsar.pipelines.networks import build_classifier, load_classifier
+from dubsar.pipelines.networks import load_classifier
 from dubsar.pipelines.reading.engine import Engine, classify_crops
 from dubsar.pipelines.ship import ship
 from dubsar.pipelines.stages.classify import Crops
 
-DEBUG = Path(__file__).resolve().parents[2] / "configs" / "debug" / "classify.yaml"
 SIGNS = Inventory((SignClass("𒀀", "A", "839"), SignClass("𒈾", "NA", "110"), SignClass("𒋗", "ŠU", "567")))
-GLYPHS = [c.glyph for c in SIGNS.classes]
 CPU = torch.device("cpu")
-
-
-def a_member(folder: Path, *overrides: str, signs: Inventory = SIGNS, seed: int = 0, **card: Any) -> Path:
-    """Write a run folder with a random classifier."""
-    torch.manual_seed(seed)
-    config = load(DEBUG, STAGES["classify"], ("model.backbone_args={channels: [8, 8, 16, 16]}", *overrides))
-    about = {"stage": "classify", "config": config.model_dump(mode="json"), "inventory": signs.to_list()}
-    about |= {"inventory_hash": signs.hash, "licence": "Weights: CC BY.", "training_seconds": 7.0} | card
-    save_model(folder / "classify", build_classifier(config, len(signs)).state_dict(), about)
-    (folder / "metrics.jsonl").write_text('{"step": 1, "seconds": 2.5}\n', encoding="utf-8")
-    return folder
+Makes = Callable[..., Path]
 
 
 @pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A data folder of noise: two photographs in train, four in each of dev and test, three signs on each."""
-    folder = tmp_path / "data" / "tablet-signs"
-    (folder / "images").mkdir(parents=True)
-    images, signs = ["\t".join(IMAGE_COLUMNS)], ["\t".join(SIGN_COLUMNS)]
-    for number, split in enumerate(["train"] * 2 + ["dev"] * 4 + ["test"] * 4):
-        file = f"{number}.png"
-        Image.effect_noise((160, 80), 60 + number).convert("RGB").save(folder / "images" / file)
-        row = {"file": file, "source": "ebl", "object_id": file, "width": "160", "height": "80", "split": split}
-        images.append("\t".join(row.get(c, "") for c in IMAGE_COLUMNS))
-        for x, glyph in zip((5, 55, 105), GLYPHS, strict=True):
-            row = {"file": file, "x": str(x), "y": "20", "w": "40", "h": "40", "sign_name": "x", "glyph": glyph}
-            signs.append("\t".join((row | {"split": split}).get(c, "") for c in SIGN_COLUMNS))
-    (folder / "images.tsv").write_text("\n".join(images) + "\n", encoding="utf-8")
-    (folder / "signs.tsv").write_text("\n".join(signs) + "\n", encoding="utf-8")
-    rows = [f"{i}\t{c.glyph}\t{c.name}\t{c.mzl}" for i, c in enumerate(SIGNS.classes)]
-    (folder / "classes.tsv").write_text("\n".join(["class_id\tglyph\tsign_name\tmzl", *rows]) + "\n", encoding="utf-8")
-    monkeypatch.setenv("DUBSAR_DATA", str(tmp_path / "data"))
-    return tmp_path
-
-
-@pytest.fixture
-def three(root: Path) -> Path:
+def three(noise_root: Path, a_member: Makes) -> Path:
     """An ensemble of two members of one name and two sides."""
-    one = a_member(root / "one", "data.crop_px=32")
-    two = a_member(root / "two", "data.crop_px=24", "model.normalise=per_crop", seed=1)
+    one = a_member(noise_root / "one", "data.crop_px=32")
+    two = a_member(noise_root / "two", "data.crop_px=24", "model.normalise=per_crop", seed=1)
     result = CliRunner().invoke(
-        app, ["ensemble", "classify", str(one), str(two), "-o", str(root / "both")], catch_exceptions=False
+        app, ["ensemble", "classify", str(one), str(two), "-o", str(noise_root / "both")], catch_exceptions=False
     )
     assert result.exit_code == 0
-    (root / "printed.txt").write_text(result.output, encoding="utf-8")
-    return root / "both"
+    (noise_root / "printed.txt").write_text(result.output, encoding="utf-8")
+    return noise_root / "both"
 
 
 # --- finding the votes
@@ -234,7 +199,7 @@ def test_its_features_have_the_mean_of_the_cosines(three: Path) -> None:
     assert np.linalg.norm(seen, axis=1) == pytest.approx([1, 1], abs=1e-4)
 
 
-def test_the_engine_reads_with_it_also_in_bf16(tmp_path: Path) -> None:
+def test_the_engine_reads_with_it_also_in_bf16(tmp_path: Path, a_member: Makes) -> None:
     card = load_model(shipped("classify"), "classify").card
     signs = Inventory.from_list(card["inventory"])
     paths = [a_member(tmp_path / f"{seed}", "data.crop_px=32", signs=signs, seed=seed) for seed in (0, 1)]
@@ -259,7 +224,7 @@ def test_the_engine_reads_with_it_also_in_bf16(tmp_path: Path) -> None:
 # --- what is refused
 
 
-def test_members_that_cannot_vote_together_are_refused(three: Path) -> None:
+def test_members_that_cannot_vote_together_are_refused(three: Path, a_member: Makes) -> None:
     root = three.parent
     two = Inventory(SIGNS.classes[:2])
     wider = a_member(root / "wider", "data.context=0.3", seed=2)
