@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("configs", "datasets", "models", "pipelines")
 LEAVES = ("configs", "datasets", "models")
-MAX_LINES, MAX_FUNCTION, MAX_PARAMETERS, MAX_OPTIONS = 400, 60, 8, 12
+MAX_LINES, MAX_FUNCTION, MAX_PARAMETERS, MAX_OPTIONS = 400, 60, 8, 14
 TORCHLESS = (
     *("images", "text", "inventory", "tablet", "tiles", "formats", "synthetic"),
     *("foreground", "views", "unlabelled"),

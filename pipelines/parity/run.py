@@ -184,7 +184,7 @@ def _by_outcome(plan: Plan, acting: dict[str, Any], prepared: Any, result: Parit
         curves=curves,
         band=drawn,
         outcomes=outcomes,
-        strata=_strata(plan.config.stage, references, candidates),
+        strata=compare_strata(plan.config.stage, references, candidates),
         throughput=ratio,
         hours=hours,
         verdict=verdict,
@@ -213,11 +213,16 @@ def _simple_rule(stage: str, lever: str, references: Sequence[Arm], candidates: 
     return Finding("T4", lever, Verdict.INFERIOR if worse else None, what, name if worse else "", rule)
 
 
-def compare_arms(stage: str, references: Sequence[Arm], candidates: Sequence[Arm]) -> dict[str, Interval]:
-    """Compare the arms by metric over seeds and tablets."""
+def compare_arms(
+    stage: str, references: Sequence[Arm], candidates: Sequence[Arm], *, finished: bool = False
+) -> dict[str, Interval]:
+    """Compare the arms by metric over seeds and tablets, or over tablets alone where each is one finished network."""
     return {
         metric: compare(
-            _counts(references, metric), _counts(candidates, metric), higher_is_better=HIGHER_IS_BETTER[metric]
+            _counts(references, metric),
+            _counts(candidates, metric),
+            higher_is_better=HIGHER_IS_BETTER[metric],
+            finished=finished,
         )
         for metric in METRICS[stage]
     }
@@ -231,7 +236,8 @@ def _counts(arms: Sequence[Arm], metric: str, *, by_tablet: bool = True) -> Coun
     return Counts.of_items(parts_SN, whole_N, tallies[0].tablets_N)
 
 
-def _strata(stage: str, references: Sequence[Arm], candidates: Sequence[Arm]) -> list[Stratum]:
+def compare_strata(stage: str, references: Sequence[Arm], candidates: Sequence[Arm]) -> list[Stratum]:
+    """Compare the arms within groups of items."""
     tally = references[0].tally
     assert tally is not None
     return [

@@ -326,4 +326,6 @@ def _pooled(variances: Sequence[float], degrees: Sequence[float]) -> tuple[float
     total = sum(variances)
     if total == 0:
         return 0.0, min(degrees)
-    return total, total**2 / sum(v**2 / d for v, d in zip(variances, degrees, strict=True) if v)
+    # as shares, which cannot vanish; all from sources of endless degrees have endless degrees
+    lost = sum((v / total) ** 2 / d for v, d in zip(variances, degrees, strict=True) if v)
+    return total, 1 / lost if lost else np.inf

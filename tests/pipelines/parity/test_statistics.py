@@ -234,6 +234,7 @@ def two_files(gain: float, rng: np.random.Generator) -> Interval:
     return compare(*arms, higher_is_better=True, draws=200, seed=int(rng.integers(2**31)), finished=True)
 
 
+@pytest.mark.slow
 def test_of_finished_networks_the_tablets_alone_vary_and_no_verdict_errs_too_often() -> None:
     rng = np.random.default_rng(8)
     runs = [two_files(-MARGIN, rng) for _ in range(TRIALS)]
@@ -267,6 +268,7 @@ def test_the_two_sided_bounds_touch_zero_where_p_is_5_percent() -> None:
 def test_no_number_of_seeds_settles_two_files_and_one_tablet_tells_nothing() -> None:
     interval = two_files(0.0, np.random.default_rng(0))
     assert seeds_to_settle(interval, 100.0) is None
+    assert 0.5 < power_at(interval, margin_supported(interval)) < 0.9
     one = Counts(np.array([[5.0]]), np.array([10.0]))
     alone = compare(one, one, higher_is_better=True, finished=True)
     assert (alone.low, alone.high) == (-np.inf, np.inf)
