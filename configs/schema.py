@@ -179,6 +179,13 @@ class LikePrototypes(Block):
     below: Natural = 0  # for classes with fewer training crops than this; 0: for all
 
 
+class Distill(Block):
+    """Learning from a teacher's probabilities beside the true class: see `dubsar.pipelines.distillation`."""
+
+    weight: Annotated[float, Field(gt=0, le=1)] = 0.5  # of the teacher; the rest is left to the true class
+    temperature: Positive = 2.0  # above 1 the teacher's small probabilities count for more
+
+
 class ClassifyModel(Block):
     """A timm backbone with a linear head over the whole inventory."""
 
@@ -195,6 +202,18 @@ class ClassifyModel(Block):
     logit_adjustment: Annotated[float, Field(ge=0)] = 0.0  # tau of Menon et al. 2021
     mixup: Annotated[float, Field(ge=0)] = 0.0  # alpha of the beta distribution
     prototypes: LikePrototypes | None = None
+    teacher: str = ""  # weights of a classifier or an ensemble, or a run folder, that `distill` learns from
+    distill: Distill | None = None
+
+    @model_validator(mode="after")
+    def _a_teacher_and_how_to_learn_from_it(self) -> "ClassifyModel":
+        if self.distill is not None and not self.teacher:
+            raise ValueError(
+                "distill is set and teacher is empty; give a classifier's weights as teacher, or no distill"
+            )
+        if self.teacher and self.distill is None:
+            raise ValueError("teacher is given and distill is not; set distill: {weight: 0.5, temperature: 2}")
+        return self
 
 
 class ClassifyConfig(Block):

@@ -192,6 +192,8 @@ def read_weights(path: Path) -> dict[str, torch.Tensor]:
         tensors: dict[str, torch.Tensor] = load_file(path)
     except SafetensorError as error:
         raise ValueError(f"{path}: not a safetensors file ({error})") from error
+    if any(name.startswith("members.") for name in tensors):
+        raise ValueError(f"{path}: an ensemble of classifiers, expected one network; give the weights of one member")
     return tensors
 
 

@@ -34,10 +34,11 @@ class CheckpointError(ValueError):
 
 @dataclass(frozen=True)
 class ModelFile:
-    """Weights and what is known of them."""
+    """Weights, what is known of them, and how many bytes they take on disk."""
 
     state: dict[str, torch.Tensor]
     card: dict[str, Any]
+    size: int = 0
 
 
 def write_atomically(path: Path, write: Callable[[Any], object]) -> None:
@@ -143,7 +144,7 @@ def load_model(path: Path, stage: str) -> ModelFile:
         tensors = load_tensors(data)
     except SafetensorError as error:
         raise CheckpointError(f"{weights}: not a safetensors file ({error}); copy it again") from error
-    return ModelFile({k: t.float() if t.is_floating_point() else t for k, t in tensors.items()}, card)
+    return ModelFile({k: t.float() if t.is_floating_point() else t for k, t in tensors.items()}, card, len(data))
 
 
 def _explain_absence(given: Path, weights: Path, stage: str) -> str:

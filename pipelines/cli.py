@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
+from dubsar.pipelines.cli_ensemble import ensemble
 from dubsar.pipelines.cli_features import features, similar
 from dubsar.pipelines.cli_options import Overrides, Stage, stage_config
 from dubsar.pipelines.cli_proof import bench, compare, curve, parity, recipes
@@ -36,6 +37,7 @@ app.command()(bench)
 app.command()(compare)
 app.command()(curve)
 app.command()(recipes)
+app.command()(ensemble)
 app.command()(features)
 app.command()(similar)
 

@@ -2,13 +2,14 @@
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from dubsar.pipelines.cli_options import Overrides, Stage, stage_config
 
 UNMET = 1
+OF_FILES = "--reference and --candidate (and --split)"
 
 
 class Preset(StrEnum):
@@ -45,8 +46,13 @@ def parity(  # noqa: PLR0913, PLR0917 - options of a command, which typer passes
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Without it runs/parity/STAGE-NAME.")] = None,
     fallback: Annotated[str, typer.Option(help="fp32: judge again in float32 where 16 bits are inferior.")] = "",
     runs: Annotated[int, typer.Option(min=0, help="Most comparisons to find a failing bundle's culprit.")] = 25,
+    reference: Annotated[Path | None, typer.Option(help="Finished weights, to train nothing; of classify.")] = None,
+    candidate: Annotated[Path | None, typer.Option(help="Those that are to be as good.")] = None,
+    split: Annotated[str, typer.Option(help="dev or test: whose signs finished weights read.")] = "dev",
 ) -> None:
     """Prove, or fail to prove, that optimisations cost no accuracy. Finished trainings in the folder are used again.
+
+    With --reference and --candidate two finished files are compared, such as an ensemble and what it taught.
 
     Examples:
 
@@ -55,30 +61,62 @@ def parity(  # noqa: PLR0913, PLR0917 - options of a command, which typer passes
         dubsar parity transliterate --bundle --seeds 5 --margin cer=0.5 --margin ser=1
 
         dubsar parity --preset gpu-check
+
+        dubsar parity classify --reference runs/classify/three --candidate runs/classify/student
+          --margin top1=1 --margin top5=1
     """
-    from dubsar.pipelines.console import print_table
-    from dubsar.pipelines.parity.result import exit_status
+    from dubsar.pipelines.parity.plan import Plan, choose_levers, parse_margins
 
     if preset is Preset.gpu_check:
         from dubsar.pipelines.parity.gpu.check import gpu_check
+        from dubsar.pipelines.parity.result import exit_status
 
         raise typer.Exit(exit_status(gpu_check(out).verdict))
     if stage is None:
-        raise ValueError("STAGE is missing: classify, detect or transliterate")
+        raise ValueError(f"STAGE is missing: {', '.join([*Stage][:-1])} or {[*Stage][-1]}")
     if bundle and levers:
         raise ValueError("--bundle and --levers exclude one another")
-    from dubsar.pipelines.parity.plan import Plan, choose_levers, parse_margins
-    from dubsar.pipelines.parity.report.write import summarise
+    margins = parse_margins(margin or [])
+    if reference or candidate or split != "dev":
+        if overrides or levers or bundle or config or fallback or preset is not Preset.full:
+            raise ValueError(
+                f"{OF_FILES} compare finished weights; config, levers, preset and fallback are for trainings"
+            )
+        _conclude(_judge_files(stage, (reference, candidate), margins, split, out))
     from dubsar.pipelines.parity.run import parity as judge_plan
 
     resolved = stage_config(stage.value, config, overrides)
     asked = choose_levers(resolved, levers.split(",") if levers else [])
     folder = out or Path("runs/parity") / f"{stage.value}-{resolved.name}"
-    plan = Plan(resolved, asked, parse_margins(margin or []), seeds, folder, runs)
-    result = judge_plan(plan, preset=preset.value, fallback=fallback)
+    plan = Plan(resolved, asked, margins, seeds, folder, runs)
+    _conclude(judge_plan(plan, preset=preset.value, fallback=fallback))
+
+
+def _conclude(result: Any) -> NoReturn:
+    """Print what was found, and end with the verdict's status."""
+    from dubsar.pipelines.console import print_table
+    from dubsar.pipelines.parity.report.write import summarise
+    from dubsar.pipelines.parity.result import exit_status
+
     for table in summarise(result):
         print_table(table)
     raise typer.Exit(exit_status(result.verdict))
+
+
+def _judge_files(
+    stage: Stage, files: tuple[Path | None, Path | None], margins: dict[str, float], split: str, out: Path | None
+) -> Any:
+    """Compare two finished files of weights."""
+    reference, candidate = files
+    if reference is None or candidate is None:
+        raise ValueError(f"{OF_FILES} go together: give both, or neither to compare trainings")
+    if stage is not Stage.classify:
+        raise ValueError(f"{OF_FILES} are of classify, not of {stage.value}; compare its trainings instead")
+    if split not in {"dev", "test"}:
+        raise ValueError(f"--split is {split!r}, expected dev or test")
+    from dubsar.pipelines.parity.finished import judge_files
+
+    return judge_files(reference, candidate, margins, split, out or Path("runs/parity/classify-files"))
 
 
 def bench(

@@ -15,16 +15,19 @@ import zipfile
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.nn import functional as F
 
 from dubsar.datasets.boxes import Floats
 from dubsar.datasets.crops import CropSize, cut_crops
 from dubsar.models.checkpoint import shipped, write_atomically
+from dubsar.models.ensemble import Classifier, SignEnsemble
 from dubsar.pipelines import networks
 from dubsar.pipelines.features import Vectors, embed
 
@@ -87,8 +90,25 @@ def load_embedder(path: Path | None, device: torch.device, *, fresh: bool = Fals
     classifier, config, file = networks.load_classifier(path)
     classifier.to(device)
     size = CropSize(config.data.crop_px, config.data.context)
-    width = classifier.net.head_hidden_size
-    return Embedder("classify", classifier.embed, size, width, file.card["sha256"], device)
+    return Embedder("classify", partial(_features, classifier), size, _width(classifier), file.card["sha256"], device)
+
+
+def _features(classifier: Classifier, pixels_BCHW: torch.Tensor) -> torch.Tensor:
+    """Return what a classifier sees before its last layer (B, D).
+
+    Of an ensemble it is what its members see side by side, each of length 1 and by the root of its weight, so that the
+    cosine of two signs is the weighted mean of the members' cosines.
+    """
+    if isinstance(classifier, SignEnsemble):
+        parts = [F.normalize(_features(member, pixels)) for member, pixels in classifier.shown(pixels_BCHW)]
+        return torch.cat([weight**0.5 * part for weight, part in zip(classifier.weights, parts, strict=True)], 1)
+    return classifier.embed(pixels_BCHW)
+
+
+def _width(classifier: Classifier) -> int:
+    members = classifier.members if isinstance(classifier, SignEnsemble) else [classifier]
+    nets: list[Any] = [member.net for member in members]
+    return sum(int(net.head_hidden_size) for net in nets)
 
 
 def _is_pretrained(path: Path) -> bool:

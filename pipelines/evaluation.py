@@ -250,11 +250,15 @@ def _report(title: str, scores: Scores, out: Path | None, device: torch.device) 
 
 
 def _table(title: str, scores: Scores) -> Table:
-    cells = {(name, subset): value for subset, part in scores.items() for name, value in part.items()}
+    cells = {
+        (name, subset): f"{value:.{4 if name == 'p' else 2}f}"  # a probability is no percentage
+        for subset, part in scores.items()
+        for name, value in part.items()
+    }
     if len(scores) > len({name for name, _ in cells}):  # a page is higher than wide
         cells = {(subset, name): value for (name, subset), value in cells.items()}
     rows, columns = (list(dict.fromkeys(place[axis] for place in cells)) for axis in (0, 1))
     table = Table("", *columns, title=title or None)
     for row in rows:
-        table.add_row(row, *(f"{cells[row, column]:.2f}" if (row, column) in cells else "" for column in columns))
+        table.add_row(row, *(cells.get((row, column), "") for column in columns))
     return table

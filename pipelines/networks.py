@@ -15,6 +15,7 @@ from dubsar.models.attention import FLEX, use_offset_bias
 from dubsar.models.backbones import SignClassifier
 from dubsar.models.checkpoint import CheckpointError, ModelFile, load_model
 from dubsar.models.detector import Detector
+from dubsar.models.ensemble import Classifier, SignEnsemble
 from dubsar.models.readings import ReadingCounts
 from dubsar.models.ssl.encoder import RopeAugmentation, SslEncoder
 from dubsar.models.ssl.heads import ProjectionHead
@@ -89,9 +90,9 @@ def _build_features(config: DetectConfig, *, fresh: bool) -> SslEncoder | None:
 
 
 def build_classifier(config: ClassifyConfig, inventory_size: int, *, fresh: bool = False) -> SignClassifier:
-    """Build a classifier; ``fresh`` leaves the weights random that the config would start from."""
+    """Build a classifier; ``fresh``: as one to load weights into, which are random, and prototypes have a place."""
     model = config.model
-    return SignClassifier(
+    network = SignClassifier(
         model.backbone,
         inventory_size,
         pretrained=model.pretrained and not fresh,
@@ -101,6 +102,9 @@ def build_classifier(config: ClassifyConfig, inventory_size: int, *, fresh: bool
         drop_rate=model.drop_rate,
         drop_path_rate=model.drop_path_rate,
     )
+    if fresh and model.prototypes:
+        network.add_prototypes(model.prototypes.weight, model.prototypes.temperature)
+    return network
 
 
 def build_ssl(config: PretrainConfig, attention: str = "eager") -> SslNetwork:
@@ -189,19 +193,46 @@ def load_detector(path: Path) -> tuple[Detector, DetectConfig, ModelFile]:
     return network.eval(), config, file
 
 
-def load_classifier(path: Path) -> tuple[SignClassifier, ClassifyConfig, ModelFile]:
-    """Load a trained classifier in evaluation mode, with the config that it was trained by and its file.
+def load_classifier(path: Path) -> tuple[Classifier, ClassifyConfig, ModelFile]:
+    """Load a trained classifier or an ensemble, in evaluation mode, with its config and its file.
+
+    The config is the one that it was trained by; of an ensemble it says how crops are to be cut, and is else that of
+    the member that was best on dev.
 
     Raises:
         FileNotFoundError, CheckpointError, InventoryMismatch: see `load_detector`.
     """
     file = load_model(path, "classify")
     config: ClassifyConfig = _config_of(file, path)
-    network = build_classifier(config, len(inventory_of(file, path)), fresh=True)
-    if config.model.prototypes:
-        network.add_prototypes(config.model.prototypes.weight, config.model.prototypes.temperature)
+    size = len(inventory_of(file, path))
+    network: Classifier = (
+        _build_ensemble(file, path, size) if "members" in file.card else build_classifier(config, size, fresh=True)
+    )
     _load_state(network, file.state, path)
     return network.eval(), config, file
+
+
+def _build_ensemble(file: ModelFile, path: Path, inventory_size: int) -> SignEnsemble:
+    """Build the ensemble that a card describes, with random weights."""
+    weights, temperatures = (_from_card(file, path, key) for key in ("weights", "temperatures"))
+    members = _from_card(file, path, "members")
+    if not isinstance(members, list):
+        raise CheckpointError(f"{path}: members in its model card are {type(members).__name__}, expected a list")
+    configs = [
+        _checked_config(member, "classify", path, f"the config of member {i}") for i, member in enumerate(members)
+    ]
+    contexts = {config.data.context for config in (_config_of(file, path), *configs)}
+    if len(contexts) > 1:
+        raise CheckpointError(
+            f"{path}: its members were trained on crops of data.context={sorted(contexts)}, expected one; {_AGAIN}"
+        )
+    try:
+        networks = [build_classifier(config, inventory_size, fresh=True) for config in configs]
+        return SignEnsemble(networks, [config.data.crop_px for config in configs], weights, temperatures)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{path}: the members in its model card cannot be put together: {error}; {_AGAIN}"
+        ) from error
 
 
 def load_byt5(path: Path) -> tuple[Any, TransliterateConfig, ModelFile]:
@@ -260,13 +291,16 @@ def _from_card(file: ModelFile, path: Path, key: str) -> Any:
 
 
 def _config_of(file: ModelFile, path: Path) -> Any:
-    found = _from_card(file, path, "config")
+    return _checked_config(_from_card(file, path, "config"), file.card["stage"], path, "the config")
+
+
+def _checked_config(found: Any, stage: str, path: Path, what: str) -> Any:
     try:
-        return STAGES[file.card["stage"]].model_validate(found, strict=False)
+        return STAGES[stage].model_validate(found, strict=False)
     except ValidationError as error:
         faults = [f"{'.'.join(map(str, e['loc'])) or 'config'}: {e['msg']}" for e in error.errors()]
         raise CheckpointError(
-            f"{path}: the config in its model card is not one of this dubsar: {_some(faults)}; {_AGAIN}, or use the "
+            f"{path}: {what} in its model card is not one of this dubsar: {_some(faults)}; {_AGAIN}, or use the "
             "version of dubsar that made these weights"
         ) from error
 

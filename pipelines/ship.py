@@ -26,7 +26,9 @@ def ship(stage: str, run: Path) -> None:
         InventoryMismatch: they were trained for other classes than those of the data folder.
     """
     file = load_model(run, stage)
-    card = dict(file.card) | {"training_seconds": training_seconds(run)}
+    card = dict(file.card)
+    if "members" not in card:  # an ensemble has the time of its members in its card
+        card["training_seconds"] = training_seconds(run)
     for made_anew in ("format", "sha256", "parameters", "versions"):
         card.pop(made_anew, None)
     if "inventory" in card:  # the same classes, with all catalogue numbers that the sign list gives by now

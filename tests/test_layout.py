@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("configs", "datasets", "models", "pipelines")
 LEAVES = ("configs", "datasets", "models")
-MAX_LINES, MAX_FUNCTION, MAX_PARAMETERS, MAX_OPTIONS = 400, 60, 8, 12
+MAX_LINES, MAX_FUNCTION, MAX_PARAMETERS, MAX_OPTIONS = 400, 60, 8, 14
 TORCHLESS = (
     *("images", "text", "inventory", "tablet", "tiles", "formats", "synthetic"),
     *("foreground", "views", "unlabelled"),
@@ -139,12 +139,15 @@ def test_imports_point_downwards_only() -> None:
 def _floor(module: str) -> int:
     """Return the storey of a module of pipelines: levers and metrics, training and reading, stages, launch, cli."""
     rest = module.removeprefix("dubsar.pipelines.")
+    if rest == "parity.statistics":  # arithmetic alone: whoever scores may use it
+        return 1
     storeys = {
         "levers": 1,
         "metrics": 1,
         "optim": 1,
         "networks": 1,
         "signs": 1,
+        "distillation": 1,
         "stream": 1,
         "callbacks": 1,
         "schedules": 1,

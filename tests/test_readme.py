@@ -26,7 +26,8 @@ def test_named_files_exist(name: str) -> None:
 
 
 COMMANDS = (
-    "read|train|evaluate|synth|ship|export|config|parity|compare|curve|recipes|bench|features|similar|doctor|data \\w+"
+    "read|train|evaluate|synth|ship|export|config|parity|compare|ensemble|curve|recipes|bench|features|similar|doctor|"
+    "data \\w+"
 )
 
 

@@ -73,6 +73,7 @@ def stratify(
     """Compare the arms within groups of items, such as rare signs; groups may overlap.
 
     A group without items has no scores, one from a single tablet no bounds: how tablets differ cannot be seen on one.
+    Arms of one seed are finished networks.
 
     Args:
         metric: its name.
@@ -89,7 +90,8 @@ def stratify(
         if parts[0] is None or parts[1] is None:
             rows.append(Stratum(metric, name, 0.0, _NOTHING, _NOTHING, _NOTHING, _NOTHING, _NOTHING))
             continue
-        interval = compare(parts[0], parts[1], higher_is_better=higher_is_better)
+        finished = len(parts[0].part_ST) == 1
+        interval = compare(parts[0], parts[1], higher_is_better=higher_is_better, finished=finished)
         alone = len(parts[0].whole_T) < 2
         low, high = (-np.inf, np.inf) if alone else (interval.low, interval.high)
         before, after = (float(arm.percent_S.mean()) for arm in (parts[0], parts[1]))

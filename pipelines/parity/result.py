@@ -157,6 +157,8 @@ class ParityResult:
             the provenance one of ``measured here``, ``measured on <gpu>``, ``modelled`` and ``claimed``.
         notes: sentences that the reader must see, such as a rerun in fp32.
         verdict: of the whole.
+        files: where two finished files of weights were compared, what they are: ``reference`` and ``candidate``, each
+            with ``name``, ``sha256``, ``commit``, ``parameters``, ``megabytes`` and ``crops_per_second``.
     """
 
     stage: str
@@ -176,6 +178,7 @@ class ParityResult:
     hours: dict[str, dict[str, Any]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     verdict: Verdict = Verdict.INCONCLUSIVE
+    files: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, with the schema's version."""

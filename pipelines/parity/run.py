@@ -184,7 +184,7 @@ def _by_outcome(plan: Plan, acting: dict[str, Any], prepared: Any, result: Parit
         curves=curves,
         band=drawn,
         outcomes=outcomes,
-        strata=_strata(plan.config.stage, references, candidates),
+        strata=compare_strata(plan.config.stage, references, candidates),
         throughput=ratio,
         hours=hours,
         verdict=verdict,
@@ -213,11 +213,16 @@ def _simple_rule(stage: str, lever: str, references: Sequence[Arm], candidates: 
     return Finding("T4", lever, Verdict.INFERIOR if worse else None, what, name if worse else "", rule)
 
 
-def compare_arms(stage: str, references: Sequence[Arm], candidates: Sequence[Arm]) -> dict[str, Interval]:
-    """Compare the arms by metric over seeds and tablets."""
+def compare_arms(
+    stage: str, references: Sequence[Arm], candidates: Sequence[Arm], *, finished: bool = False
+) -> dict[str, Interval]:
+    """Compare the arms by metric over seeds and tablets, or over tablets alone where each is one finished network."""
     return {
         metric: compare(
-            count_arms(references, metric), count_arms(candidates, metric), higher_is_better=HIGHER_IS_BETTER[metric]
+            count_arms(references, metric),
+            count_arms(candidates, metric),
+            higher_is_better=HIGHER_IS_BETTER[metric],
+            finished=finished,
         )
         for metric in METRICS[stage]
     }
@@ -229,12 +234,11 @@ def count_arms(arms: Sequence[Arm], metric: str, *, by_tablet: bool = True) -> C
     parts_SN, whole_N = np.stack([t.parts[metric] for t in tallies]), tallies[0].wholes[metric]
     if not by_tablet:
         return Counts(parts_SN, whole_N)
-    _, place_N = np.unique(tallies[0].tablets_N, return_inverse=True)
-    parts_ST = np.stack([np.bincount(place_N, part_N).astype(float) for part_N in parts_SN])
-    return Counts(parts_ST, np.bincount(place_N, whole_N).astype(float))
+    return Counts.of_items(parts_SN, whole_N, tallies[0].tablets_N)
 
 
-def _strata(stage: str, references: Sequence[Arm], candidates: Sequence[Arm]) -> list[Stratum]:
+def compare_strata(stage: str, references: Sequence[Arm], candidates: Sequence[Arm]) -> list[Stratum]:
+    """Compare the arms within groups of items."""
     tally = references[0].tally
     assert tally is not None
     return [

@@ -15,6 +15,9 @@ Satterthwaite.
 The question is one of *non-inferiority*: the one-sided 95 % bound of the loss must stay below a margin that was stated
 before the run. "No significant difference" would be passed by every comparison that is too small to see one.
 
+Two finished networks, of one training each, show no spread of seeds. Then only the tablets count (``finished``), and
+what is said holds for these two files and not for the recipes that made them.
+
 Sources: Schuirmann 1987 (two one-sided tests); Satterthwaite 1946; Holm 1979; Welch 1947; Field and Welsh 2007
 (bootstrapping clustered data).
 """
@@ -73,6 +76,20 @@ class Counts:
         if not (np.isfinite(self.part_ST).all() and np.isfinite(self.whole_T).all() and self.whole_T.sum() > 0):
             raise ValueError("counts must be finite, and some tablet must have characters or signs to score")
 
+    @classmethod
+    def of_items(cls, part_SN: npt.ArrayLike, whole_N: npt.ArrayLike, tablets_N: npt.ArrayLike) -> "Counts":
+        """Sum what each item scored by its tablet.
+
+        Args:
+            part_SN: numerators, float (seeds, items).
+            whole_N: denominators, float (items,).
+            tablets_N: the tablet of each item.
+        """
+        _, place_N = np.unique(np.asarray(tablets_N), return_inverse=True)
+        rows = [np.asarray(row_N, dtype=np.float64) for row_N in (*np.asarray(part_SN), whole_N)]
+        sums = [np.bincount(place_N, row_N).astype(np.float64) for row_N in rows]
+        return cls(np.stack(sums[:-1]), sums[-1])
+
     @property
     def percent_S(self) -> Floats:
         """The score of each seed over all tablets, percent."""
@@ -90,7 +107,7 @@ class Interval:
         degrees: of freedom of the whole.
         correlation: between the arms' scores over seeds; pairing helps where it is above 0.
         paired: whether seeds were paired (else Welch's bound).
-        seeds: per arm.
+        seeds: per arm; 1 where two finished networks were compared, whose recipes may differ by more or less.
     """
 
     mean: float
@@ -105,7 +122,13 @@ class Interval:
 
 
 def compare(
-    reference: Counts, candidate: Counts, *, higher_is_better: bool, draws: int = 2000, seed: int = 0
+    reference: Counts,
+    candidate: Counts,
+    *,
+    higher_is_better: bool,
+    draws: int = 2000,
+    seed: int = 0,
+    finished: bool = False,
 ) -> Interval:
     """Estimate how much better the candidate is, with its uncertainty.
 
@@ -115,27 +138,39 @@ def compare(
         higher_is_better: False for error rates.
         draws: bootstrap samples of tablets.
         seed: of the bootstrap.
+        finished: each arm is one finished network, so that only the tablets vary; of a single tablet nothing is known,
+            and the bounds are infinite.
 
     Raises:
-        ValueError: fewer than two seeds, or the arms were not scored on the same tablets.
+        ValueError: fewer than two seeds (or, of finished networks, more than one), or the arms were not scored on the
+            same tablets.
     """
     if reference.part_ST.shape != candidate.part_ST.shape or not np.array_equal(reference.whole_T, candidate.whole_T):
         raise ValueError("the arms were not scored on the same seeds and tablets; nothing can be paired")
     seeds, tablets = reference.part_ST.shape
-    if seeds < 2:
+    if finished and seeds != 1:
+        raise ValueError(f"{seeds} seeds of a finished network, expected one; compare the trainings instead")
+    if seeds < 2 and not finished:
         raise ValueError("one seed shows no spread; give at least two, better three (--seeds)")
     sign = 1.0 if higher_is_better else -1.0
     a_S, b_S = sign * reference.percent_S, sign * candidate.percent_S
     difference_S = b_S - a_S
-    correlation = _correlation(a_S, b_S)
+    correlation = float("nan") if finished else _correlation(a_S, b_S)
     paired = correlation > 0 or bool(np.ptp(difference_S) == 0)
-    if paired:
+    if finished:
+        variance, degrees = 0.0, np.inf  # no spread of seeds is known, and none is claimed
+    elif paired:
         variance, degrees = float(difference_S.var(ddof=1)) / seeds, seeds - 1.0
     else:
         variance, degrees = _pooled([float(a_S.var(ddof=1)) / seeds, float(b_S.var(ddof=1)) / seeds], [seeds - 1.0] * 2)
     by_tablet_T = sign * (candidate.part_ST - reference.part_ST).mean(0)
     se_tablets = tablet_error(by_tablet_T, reference.whole_T, draws, seed)
-    total, freedom = _pooled([variance, se_tablets**2], [degrees, max(tablets - 1.0, 1.0)])
+    if finished and tablets < 2:
+        se_tablets = np.inf
+    freedom = max(tablets - 1.0, 1.0)
+    total = se_tablets**2
+    if not finished:
+        total, freedom = _pooled([variance, total], [degrees, freedom])
     reach = float(stats.t.ppf(1 - LEVEL, freedom)) * np.sqrt(total) if total > 0 else 0.0
     mean = float(difference_S.mean())
     return Interval(
@@ -205,6 +240,16 @@ def p_value(interval: Interval, margin: float) -> float:
     if spread == 0:
         return 0.0 if interval.mean > -margin else 1.0
     return float(stats.t.sf((interval.mean + margin) / spread, interval.degrees))
+
+
+def two_sided(interval: Interval) -> tuple[float, float, float]:
+    """Return the two-sided 95 % bounds of a difference, and the probability of so large a one where there is none."""
+    spread = float(np.hypot(interval.se_seeds, interval.se_tablets))
+    if spread == 0:
+        return interval.mean, interval.mean, float(interval.mean == 0)
+    reach = float(stats.t.ppf(1 - LEVEL / 2, interval.degrees)) * spread
+    p = 2 * float(stats.t.sf(abs(interval.mean) / spread, interval.degrees))
+    return interval.mean - reach, interval.mean + reach, p
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:
@@ -285,9 +330,10 @@ def power_at(interval: Interval, margin: float, seeds: int | None = None) -> flo
 def seeds_to_settle(interval: Interval, margin: float, chance: float = POWER) -> int | None:
     """Return the fewest seeds (3 or more) that settle this case without true difference, on the same tablets.
 
-    None where `MOST_SEEDS` would not do: then more tablets are needed, or a wider margin.
+    None where `MOST_SEEDS` would not do, or where finished networks were compared: then more tablets are needed, or a
+    wider margin.
     """
-    if power_at(interval, margin, MOST_SEEDS) < chance:
+    if interval.seeds == 1 or power_at(interval, margin, MOST_SEEDS) < chance:
         return None
     return next(n for n in range(3, MOST_SEEDS + 1) if power_at(interval, margin, n) >= chance)
 
@@ -313,4 +359,6 @@ def _pooled(variances: Sequence[float], degrees: Sequence[float]) -> tuple[float
     total = sum(variances)
     if total == 0:
         return 0.0, min(degrees)
-    return total, total**2 / sum(v**2 / d for v, d in zip(variances, degrees, strict=True) if v)
+    # as shares, which cannot vanish; all from sources of endless degrees have endless degrees
+    lost = sum((v / total) ** 2 / d for v, d in zip(variances, degrees, strict=True) if v)
+    return total, 1 / lost if lost else np.inf

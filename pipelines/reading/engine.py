@@ -15,9 +15,9 @@ from dubsar.datasets.crops import CropSize, cut_crops
 from dubsar.datasets.inventory import Inventory
 from dubsar.datasets.tiles import cut, is_empty, merge_tiles, tile_grid
 from dubsar.datasets.windows import resize, sign_size
-from dubsar.models.backbones import SignClassifier
 from dubsar.models.checkpoint import ModelFile, shipped
 from dubsar.models.detector import Detector
+from dubsar.models.ensemble import Classifier, SignEnsemble
 from dubsar.models.transliterator import transliterate
 from dubsar.pipelines.networks import find_device, inventory_of, load_byt5, load_classifier, load_detector
 
@@ -166,7 +166,7 @@ def to_input(pixels_BSS3: torch.Tensor) -> torch.Tensor:
 
 @torch.inference_mode()
 def classify_crops(
-    network: SignClassifier, pixels_NSS3: npt.NDArray[np.uint8], batch_size: int = 128, precision: str = "fp32"
+    network: Classifier, pixels_NSS3: npt.NDArray[np.uint8], batch_size: int = 128, precision: str = "fp32"
 ) -> torch.Tensor:
     """Return logits (N, classes) in float32, on the CPU, for crops without border."""
     network.eval()
@@ -178,8 +178,10 @@ def classify_crops(
     return torch.cat(rows) if rows else torch.zeros(0, 0)
 
 
-def _logits(network: SignClassifier, pixels_B3SS: torch.Tensor, precision: str) -> torch.Tensor:
+def _logits(network: Classifier, pixels_B3SS: torch.Tensor, precision: str) -> torch.Tensor:
     """Return float32 logits (B, classes); under bf16 the head stays in float32, else rounding decides near ties."""
+    if isinstance(network, SignEnsemble):
+        return network.combine([_logits(member, pixels, precision) for member, pixels in network.shown(pixels_B3SS)])
     if precision == "fp32":
         with torch.autocast(pixels_B3SS.device.type, enabled=False):  # a training validates under its own precision
             logits: torch.Tensor = network(pixels_B3SS)
@@ -209,7 +211,7 @@ class Engine:
     """
 
     detector: Detector
-    classifier: SignClassifier
+    classifier: Classifier
     byt5: Any
     inventory: Inventory
     tiles: TileSettings

@@ -1,6 +1,7 @@
 """Score a classifier's weights on the true boxes of a split, with a page of pictures on request."""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -11,10 +12,15 @@ from dubsar.datasets.crops import CropSize
 from dubsar.datasets.formats.tablet_signs import Photograph
 from dubsar.datasets.inventory import Inventory
 from dubsar.datasets.sources import data_root
+from dubsar.models.checkpoint import ModelFile
+from dubsar.models.ensemble import Classifier
+from dubsar.pipelines.member_scores import member_scores
 from dubsar.pipelines.networks import inventory_of, load_classifier
+from dubsar.pipelines.reading.engine import mean_probabilities
 from dubsar.pipelines.scoring.looks import Looks, first_signs, look
 from dubsar.pipelines.scoring.scores import Scores, score_looks, training_counts
 from dubsar.pipelines.signs import open_signs
+from dubsar.pipelines.stages.classify import read_crops
 
 SHAPES = ("sign-list", "assyrian_font.tsv")  # below the data root
 _CPU = torch.device("cpu")
@@ -24,6 +30,8 @@ _CPU = torch.device("cpu")
 class Examined:
     """A classifier's looks at a split, and what is needed to judge them."""
 
+    network: Classifier
+    file: ModelFile
     looks: Looks
     inventory: Inventory
     size: CropSize
@@ -62,7 +70,8 @@ def examine_signs(
     training = signs.photographs("train", inventory, ignore_unknown=unknown)
     size = CropSize(config.data.crop_px, config.data.context)
     looks = look(network.to(device), first_signs(asked, limit), size, inventory, clay=clay, relight=relight)
-    return Examined(looks, inventory, size, float(file.card.get("temperature", 1.0)), tuple(training), config.data)
+    temperature = float(file.card.get("temperature", 1.0))
+    return Examined(network, file, looks, inventory, size, temperature, tuple(training), config.data)
 
 
 def levels_of(seen: Examined) -> dict[str, Groups]:
@@ -95,6 +104,10 @@ def evaluate_signs(
     seen = examine_signs(path, split, limit, device, clay=True, relight=relight)
     counts_C = training_counts(seen.training, seen.inventory)
     scores = score_looks(seen.looks, seen.temperature, counts_C, levels_of(seen))
+    drop = seen.data.ignore_unknown and split == "train"
+    cut = partial(read_crops, open_signs(seen.data), split, inventory=seen.inventory, limit=limit, ignore_unknown=drop)
+    three_NC = mean_probabilities(seen.looks.views, seen.temperature).numpy()
+    scores |= member_scores(seen.network, seen.file, seen.size, lambda size: cut(size=size), three_NC)
     if report is not None:
         from dubsar.pipelines.scoring.report import write_sign_report
 

@@ -13,7 +13,7 @@ from dubsar.datasets.crops import CropSize, cut_crops, relit
 from dubsar.datasets.formats.tablet_signs import Photograph, SignBox
 from dubsar.datasets.inventory import Inventory
 from dubsar.datasets.photographs import open_photographs
-from dubsar.models.backbones import SignClassifier
+from dubsar.models.ensemble import Classifier
 from dubsar.pipelines.reading.engine import classify_crops, margins
 
 CLAY_SHARE = 0.5  # windows of clay, at most, over labelled signs
@@ -48,7 +48,7 @@ class Looks:
 
 
 def look(
-    network: SignClassifier,
+    network: Classifier,
     photographs: Iterable[Photograph],
     size: CropSize,
     inventory: Inventory,

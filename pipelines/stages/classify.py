@@ -6,7 +6,7 @@
 
 The tail is long: of 335 classes 107 have 20 crops or more. Classes are sampled by ``count ** -balance_power``, and
 signs rendered on clay are mixed in, so that a class with two photographs is seen in more than two lights. Nothing is
-mirrored.
+mirrored. With ``model.teacher`` the network also learns what a larger one, or an ensemble, thinks of each crop.
 
 Reads ``tablet-signs`` below the data root, or what ``data.source`` and ``data.root`` name (a folder per class, COCO);
 writes ``runs/classify/<name>/``.
@@ -36,6 +36,7 @@ from dubsar.models.adapters import merge_adapters
 from dubsar.models.backbones import SignClassifier
 from dubsar.models.checkpoint import save_model
 from dubsar.models.precision import at_least_float32
+from dubsar.pipelines.distillation import Teacher, load_teacher
 from dubsar.pipelines.features import embed
 from dubsar.pipelines.levers.apply import apply_levers
 from dubsar.pipelines.levers.resolve import Resolved, resolve_config
@@ -73,10 +74,17 @@ class ClassifySystem(L.LightningModule):  # type: ignore[misc]
     """Cross-entropy over the inventory, with label smoothing, mixup, and logit adjustment by frequency."""
 
     def __init__(
-        self, network: SignClassifier, dev: Crops, prior_C: torch.Tensor, config: ClassifyConfig, levers: Resolved
+        self,
+        network: SignClassifier,
+        dev: Crops,
+        prior_C: torch.Tensor,
+        config: ClassifyConfig,
+        levers: Resolved,
+        teacher: Teacher | None = None,
     ) -> None:
         super().__init__()
         self.network, self.dev, self.config, self.levers = network, dev, config, levers
+        self.teacher = teacher
         self.register_buffer("log_prior_C", prior_C.clamp(min=1e-6).log(), persistent=False)
 
     def training_step(self, batch: dict[str, torch.Tensor], _: int) -> torch.Tensor:
@@ -90,10 +98,13 @@ class ClassifySystem(L.LightningModule):  # type: ignore[misc]
             share = float(torch.distributions.Beta(model.mixup, model.mixup).sample())
             other = torch.randperm(len(pixels), device=pixels.device)
             pixels = share * pixels + (1 - share) * pixels[other]
-        logits = at_least_float32(self.network(pixels)) + model.logit_adjustment * self.log_prior_C
+        plain = at_least_float32(self.network(pixels))
+        logits = plain + model.logit_adjustment * self.log_prior_C
         loss = share * _cross_entropy(logits, classes, model.label_smoothing)
         if model.mixup:
             loss = loss + (1 - share) * _cross_entropy(logits, classes[other], model.label_smoothing)
+        if self.teacher:
+            loss = self.teacher.blend(loss, plain, pixels)
         self.log("train/loss", loss)
         return loss
 
@@ -252,12 +263,14 @@ def build(
         prepared: what `prepare` gave, where several systems are built on the same data.
 
     Raises:
-        ValueError: the data (see `prepare`) or a lever (see `apply_levers`) cannot be used.
+        ValueError: the data (see `prepare`), a lever (see `apply_levers`) or the teacher (see `load_teacher`) cannot be
+            used.
         FontError: signs are to be rendered and there is no font.
     """
     data, root = config.data, data_root()
     font = _font(root, data.font) if data.synthetic_fraction else None
     inventory = open_signs(data, root).inventory()
+    teacher = load_teacher(config, inventory)
     network = build_classifier(config, len(inventory))
     apply_levers(network, levers)
     train, dev = prepared or prepare(config, root)
@@ -265,7 +278,7 @@ def build(
     counts = torch.bincount(torch.from_numpy(train.classes_N), minlength=len(inventory)).float()
     seen = int((counts > 0).sum())
     print(f"classify: {len(train.classes_N)} training crops of {seen} classes, {len(stream.covered)} rendered")
-    return ClassifySystem(network, dev, counts / counts.sum(), config, levers), stream
+    return ClassifySystem(network, dev, counts / counts.sum(), config, levers, teacher), stream
 
 
 def _font(root: Path, own: str) -> GlyphFont:
@@ -324,6 +337,7 @@ def run(config: ClassifyConfig, folder: Path, *, resume: bool = False, overwrite
         open_signs(config.data).inventory(),
         normalisation=f"RGB 0-1, then {config.model.normalise}",
         licence=LICENCE if config.data.source == "tablet-signs" else OTHER_LICENCE.format(config.data.root),
+        **({"teacher": system.teacher.provenance} if system.teacher else {}),
     )
     save_model(folder / "classify", system.network.state_dict(), card)
     return scores

@@ -90,6 +90,7 @@ def sections(result: ParityResult) -> list[Section]:
     """Return the report's parts in reading order; parts without content are left out."""
     parts = [
         _compared(result),
+        _files(result),
         _notes(result),
         _tiers(result),
         _metrics(result),
@@ -112,6 +113,18 @@ def _compared(result: ParityResult) -> Section:
         *((f"config of the {arm}", digest) for arm, digest in result.configs.items()),
     ]
     return Section("What was compared", head=("what", "value"), rows=rows)
+
+
+def _files(result: ParityResult) -> Section:
+    rows = [
+        (
+            *(arm, str(f["name"]), f"{f['parameters']:,}", number(f["megabytes"]), number(f["crops_per_second"], 1)),
+            *(str(f["commit"]), str(f["sha256"])[:12]),
+        )
+        for arm, f in result.files.items()
+    ]
+    head = ("arm", "weights", "parameters", "MB on disk", "crops per second", "commit", "sha256")
+    return Section("The two files", "", (), head, rows)
 
 
 def _notes(result: ParityResult) -> Section:
@@ -173,8 +186,8 @@ def _support(result: ParityResult) -> Section:
             number(o.margin),
             number(o.margin_supported),
             "–" if math.isnan(o.power) else f"{100 * o.power:.0f} %",
-            "more than 200: take more tablets" if o.seeds_needed is None else str(o.seeds_needed),
-            number(o.se_seeds),
+            _seeds(result, o),
+            "not known" if result.files else number(o.se_seeds),
             number(o.se_tablets),
         )
         for o in result.outcomes
@@ -188,6 +201,12 @@ def _support(result: ParityResult) -> Section:
         "A margin is stated before a run: to use a wider one, state it for the next run."
     )
     return Section("What margin the data can support", intro, (), head, rows)
+
+
+def _seeds(result: ParityResult, outcome: Outcome) -> str:
+    if result.files:
+        return "one training each: take more tablets"
+    return "more than 200: take more tablets" if outcome.seeds_needed is None else str(outcome.seeds_needed)
 
 
 def _strata(result: ParityResult) -> Section:
@@ -251,6 +270,7 @@ def _trainings(result: ParityResult) -> Section:
             *(c.commit, c.hardware),
         )
         for c in result.curves
+        if not result.files
     ]
     head = ("arm", "seed", "steps", "last loss", "steps per second", "scores, %", "commit", "hardware")
     return Section("Trainings", "", (), head, rows, picture="curves")

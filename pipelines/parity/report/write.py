@@ -86,7 +86,7 @@ def markdown(result: ParityResult) -> str:
 def page(result: ParityResult) -> str:
     """Return the report as one HTML page."""
     drawings = {}
-    if result.curves:
+    if any(curve.steps for curve in result.curves):
         drawings["curves"] = draw_losses(result)
     if result.outcomes:
         drawings["forest"] = draw_forest(result.outcomes)

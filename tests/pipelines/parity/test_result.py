@@ -23,7 +23,7 @@ from dubsar.pipelines.parity.statistics import Verdict
 KEYS = {
     1: {
         ParityResult: "stage levers preset commit hardware versions configs margins findings curves band outcomes "
-        "strata throughput hours notes verdict",
+        "strata throughput hours notes verdict files",
         Finding: "tier lever verdict what culprit numbers",
         Curve: "arm seed steps losses steps_per_second scores commit hardware",
         Outcome: "metric higher_is_better margin gain low high se_seeds se_tablets correlation paired p "
@@ -88,6 +88,8 @@ def test_it_survives_strict_json() -> None:
 def test_a_file_without_the_later_tiers_is_read() -> None:
     short = ParityResult("detect", {}, "full", "", "", {}, {}, {}, [])
     assert ParityResult.from_dict(json.loads(json.dumps(short.to_dict()))) == short
+    older = {key: value for key, value in short.to_dict().items() if key != "files"}
+    assert ParityResult.from_dict(older) == short
 
 
 @pytest.mark.parametrize("version", [None, 0, SCHEMA_VERSION + 1, str(SCHEMA_VERSION)])

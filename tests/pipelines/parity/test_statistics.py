@@ -21,6 +21,7 @@ from dubsar.pipelines.parity.statistics import (
     power_at,
     seeds_needed,
     seeds_to_settle,
+    two_sided,
     worst,
 )
 from dubsar.pipelines.resampling import tablet_error
@@ -235,3 +236,70 @@ def test_a_single_arm_is_estimated_by_both_sources_of_chance() -> None:
     assert even.high - even.mean == pytest.approx(t.ppf(0.975, 2) * 10 / 3**0.5)
     with pytest.raises(ValueError, match="one seed shows no spread"):
         estimate(Counts(np.ones((1, 4)), np.ones(4)))
+
+
+# --- two finished networks
+
+
+def two_files(gain: float, rng: np.random.Generator) -> Interval:
+    """Compare two made-up networks whose true gain over all tablets that there could be, in points, is known."""
+    whole = rng.integers(20, 200, TABLETS).astype(float)
+    before = rng.normal(60, 8, TABLETS)
+    after = before + gain + rng.normal(0, 3, TABLETS)
+    arms = [Counts(percent[None] / 100 * whole, whole) for percent in (before, after)]
+    return compare(*arms, higher_is_better=True, draws=200, seed=int(rng.integers(2**31)), finished=True)
+
+
+@pytest.mark.slow
+def test_of_finished_networks_the_tablets_alone_vary_and_no_verdict_errs_too_often() -> None:
+    rng = np.random.default_rng(8)
+    runs = [two_files(-MARGIN, rng) for _ in range(TRIALS)]
+    assert {(r.se_seeds, r.seeds, r.degrees) for r in runs} == {(0.0, 1, TABLETS - 1.0)}
+    assert np.mean([judge(r, MARGIN).proves_parity for r in runs]) < 0.07
+    assert np.mean([judge(r, MARGIN) is Verdict.INFERIOR for r in runs]) < 0.07
+    covered = np.mean([low <= -MARGIN <= high for low, high, _ in map(two_sided, runs)])
+    assert 0.93 < covered < 0.97
+    nothing = [two_sided(two_files(0.0, rng))[2] for _ in range(TRIALS)]
+    assert 0.03 < np.mean(np.array(nothing) < 0.05) < 0.07
+
+
+def test_the_two_sided_bounds_touch_zero_where_p_is_5_percent() -> None:
+    whole = np.full(10, 100.0)
+    before, after = (
+        Counts(np.array([part]), whole) for part in ([50.0] * 10, [50.0, 60, 55, 49, 52, 57, 50, 54, 48, 51])
+    )
+    interval = compare(before, after, higher_is_better=True, finished=True)
+    low, high, p = two_sided(interval)
+    assert interval.mean == pytest.approx(2.6)
+    assert high - interval.mean == pytest.approx(interval.mean - low)
+    touching = replace(interval, mean=interval.mean - low)
+    assert two_sided(touching)[0] == pytest.approx(0)
+    assert two_sided(touching)[2] == pytest.approx(0.05)
+    assert 0.07 > p > 0.05
+    assert low < 0
+    equal = compare(before, before, higher_is_better=True, finished=True)
+    assert two_sided(equal) == (0, 0, 1)
+
+
+def test_no_number_of_seeds_settles_two_files_and_one_tablet_tells_nothing() -> None:
+    interval = two_files(0.0, np.random.default_rng(0))
+    assert seeds_to_settle(interval, 100.0) is None
+    assert 0.5 < power_at(interval, margin_supported(interval)) < 0.9
+    one = Counts(np.array([[5.0]]), np.array([10.0]))
+    alone = compare(one, one, higher_is_better=True, finished=True)
+    assert (alone.low, alone.high) == (-np.inf, np.inf)
+    assert judge(alone, MARGIN) is Verdict.INCONCLUSIVE
+
+
+def test_seeds_and_finished_networks_are_not_mixed_up() -> None:
+    whole = np.array([10.0, 10.0])
+    one, two = Counts(np.array([[3.0, 4]]), whole), Counts(np.array([[3.0, 4], [5, 4]]), whole)
+    with pytest.raises(ValueError, match=r"^one seed shows no spread; give at least two"):
+        compare(one, one, higher_is_better=True)
+    with pytest.raises(ValueError, match=r"^2 seeds of a finished network, expected one"):
+        compare(two, two, higher_is_better=True, finished=True)
+
+
+def test_items_are_summed_by_tablet() -> None:
+    counts = Counts.of_items([[1, 0, 1, 1]], [1, 1, 1, 2], ["b", "a", "b", "a"])
+    assert (counts.part_ST.tolist(), counts.whole_T.tolist()) == ([[1.0, 2.0]], [3.0, 2.0])
