@@ -62,12 +62,27 @@ class SignClassifier(nn.Module):
     ) -> None:
         super().__init__()
         options = {"drop_rate": drop_rate} | ({"drop_path_rate": drop_path_rate} if drop_path_rate else {})
-        self.normalise = check_normalisation(normalise)
+        self.normalise, self.frozen = check_normalisation(normalise), False
         self.net = create_backbone(
             backbone, classes, pretrained=pretrained and not weights, given=backbone_args or {}, options=options
         )
         if weights:
             _load(self.net, Path(weights), normalise)
+
+    def freeze_backbone(self) -> None:
+        """Train the head alone; what stands before it stays in evaluation mode, batch statistics and dropout included."""
+        self.frozen = True
+        self.net.requires_grad_(requires_grad=False)
+        self.net.get_classifier().requires_grad_(requires_grad=True)
+        self.train(self.training)
+
+    def train(self, mode: bool = True) -> "SignClassifier":
+        """Set training or evaluation mode; a frozen backbone stays in the latter."""
+        super().train(mode)
+        if self.frozen:
+            self.net.eval()
+            self.net.get_classifier().train(mode)
+        return self
 
     def forward(self, pixels_BCHW: torch.Tensor) -> torch.Tensor:
         """Return logits (B, classes) for RGB crops in 0-1."""

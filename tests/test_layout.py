@@ -147,6 +147,7 @@ def _floor(module: str) -> int:
         "stream": 1,
         "callbacks": 1,
         "schedules": 1,
+        "mixing": 1,
         "training": 2,
         "reading": 2,
         "run_report": 2,

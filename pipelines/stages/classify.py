@@ -36,8 +36,9 @@ from dubsar.models.precision import at_least_float32
 from dubsar.pipelines.levers.apply import apply_levers
 from dubsar.pipelines.levers.resolve import Resolved, resolve_config
 from dubsar.pipelines.metrics import ClassScores, score_classes
+from dubsar.pipelines.mixing import mix
 from dubsar.pipelines.networks import build_classifier
-from dubsar.pipelines.optim import build_optimizer, clip_gradients
+from dubsar.pipelines.optim import build_optimizer, clip_gradients, groups_by_depth
 from dubsar.pipelines.reading.engine import classify_crops, to_input
 from dubsar.pipelines.stream import Stream, count_names
 from dubsar.pipelines.training import RunFolder, build_trainer, fit, is_first_rank, model_card, open_run
@@ -64,7 +65,7 @@ class Crops:
 
 
 class ClassifySystem(L.LightningModule):  # type: ignore[misc]
-    """Cross-entropy over the inventory, with label smoothing, mixup, and logit adjustment by frequency."""
+    """Cross-entropy over the inventory, with label smoothing, mixup or CutMix, and logit adjustment by frequency."""
 
     def __init__(
         self, network: SignClassifier, dev: Crops, prior_C: torch.Tensor, config: ClassifyConfig, levers: Resolved
@@ -79,15 +80,11 @@ class ClassifySystem(L.LightningModule):  # type: ignore[misc]
         pixels, classes = batch["pixels_BCHW"], batch["classes_B"]
         if self.levers["channels_last"]:
             pixels = pixels.contiguous(memory_format=torch.channels_last)
-        other, share = torch.arange(len(pixels), device=pixels.device), 1.0
-        if model.mixup:
-            share = float(torch.distributions.Beta(model.mixup, model.mixup).sample())
-            other = torch.randperm(len(pixels), device=pixels.device)
-            pixels = share * pixels + (1 - share) * pixels[other]
-        logits = at_least_float32(self.network(pixels)) + model.logit_adjustment * self.log_prior_C
-        loss = share * _cross_entropy(logits, classes, model.label_smoothing)
-        if model.mixup:
-            loss = loss + (1 - share) * _cross_entropy(logits, classes[other], model.label_smoothing)
+        mixed = mix(pixels, mixup=model.mixup, cutmix=model.cutmix)
+        logits = at_least_float32(self.network(mixed.pixels_BCHW)) + model.logit_adjustment * self.log_prior_C
+        loss = mixed.share * _cross_entropy(logits, classes, model.label_smoothing)
+        if model.mixup or model.cutmix:
+            loss = loss + (1 - mixed.share) * _cross_entropy(logits, classes[mixed.other_B], model.label_smoothing)
         self.log("train/loss", loss)
         return loss
 
@@ -97,9 +94,11 @@ class ClassifySystem(L.LightningModule):  # type: ignore[misc]
         self.log_dict({"val/top1": scores.top1, "val/top5": scores.top5, "val/macro_f1": scores.macro_f1})
 
     def configure_optimizers(self) -> dict[str, Any]:
-        """AdamW with warm-up."""
+        """AdamW with warm-up, with a rate per layer where that is asked for."""
+        network, optim, decay = self.network, self.config.optim, self.config.model.layer_decay
+        groups = groups_by_depth(network, network.net, optim, decay) if decay < 1 else None
         fused, swa = self.levers["fused_optimizer"], self.levers["swa"]
-        return build_optimizer(self.network, self.config.optim, self.config.trainer.max_steps, fused=fused, swa=swa)
+        return build_optimizer(network, optim, self.config.trainer.max_steps, fused=fused, swa=swa, groups=groups)
 
     def configure_gradient_clipping(self, optimizer: Any, *_: Any, **__: Any) -> None:
         """Clip here: Lightning's own clipping refuses fused AdamW under bf16."""
@@ -243,6 +242,8 @@ def build(
     font = _font(root) if data.synthetic_fraction else None
     inventory = read_inventory(root)
     network = build_classifier(config, len(inventory))
+    if config.model.train == "head":
+        network.freeze_backbone()
     apply_levers(network, levers)
     train, dev = prepared or prepare(config, root)
     stream = CropStream(train, inventory, font, data, config.trainer.seed)
