@@ -14,6 +14,7 @@ from torch import nn
 # statistics of sign crops matter little next to the relighting that they are trained with: one simple range for all
 MEAN, STD = 0.45, 0.22
 _BEFORE_HEAD = ("norm.", "fc_norm.", "head.")  # timm's names differ with the way of pooling
+_LEFT_OUT = (*_BEFORE_HEAD, "head_dist.", "fc.", "classifier.", "mask_token")  # of a file: heads, and what only trains
 NORMALISATIONS = ("fixed", "per_crop", "imagenet")
 # arguments of timm.create_model that name files or addresses to load, or that are set here: no config may give them
 RESERVED = frozenset(
@@ -70,7 +71,7 @@ class SignClassifier(nn.Module):
             _load(self.net, Path(weights), normalise)
 
     def freeze_backbone(self) -> None:
-        """Train the head alone; what stands before it stays in evaluation mode, batch statistics and dropout included."""
+        """Train the head alone: what stands before it stays in evaluation mode, batch norms and dropout included."""
         self.frozen = True
         self.net.requires_grad_(requires_grad=False)
         self.net.get_classifier().requires_grad_(requires_grad=True)
@@ -211,6 +212,11 @@ def _load(net: Any, path: Path, normalise: str) -> None:
     if absent:
         raise ValueError(
             f"{path}: only {len(fitting)} of {len(own)} tensors fit this backbone, for example not {absent[:3]}"
+        )
+    if surplus := [k for k in found if k not in fitting and k not in of_head and not k.startswith(_LEFT_OUT)]:
+        raise ValueError(
+            f"{path}: {len(surplus)} of {len(found)} tensors have no place in this backbone, for example "
+            f"{surplus[:3]}; give the file's own network as model.backbone and model.backbone_args"
         )
     try:
         check_card(path.with_suffix(".json"), normalise)

@@ -154,6 +154,7 @@ def _floor(module: str) -> int:
         "features": 2,
         "feature_pictures": 2,
         "tile_cache": 2,
+        "crop_cache": 2,
     }
     name = rest.split(".")[0]
     if name.startswith("cli"):

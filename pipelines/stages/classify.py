@@ -13,6 +13,7 @@ Reads ``tablet-signs`` below the data root; writes ``runs/classify/<name>/``.
 
 import sys
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ import torch
 from dubsar.configs.schema import ClassifyConfig, ClassifyData
 from dubsar.datasets.augment import crop_augmentation
 from dubsar.datasets.crops import CropSize, cut_crops
+from dubsar.datasets.formats.tablet_signs import Photograph
 from dubsar.datasets.inventory import Inventory, read_inventory
 from dubsar.datasets.photographs import labelled_photographs, open_photographs
 from dubsar.datasets.sources import data_root
@@ -33,6 +35,7 @@ from dubsar.models.adapters import merge_adapters
 from dubsar.models.backbones import SignClassifier
 from dubsar.models.checkpoint import save_model
 from dubsar.models.precision import at_least_float32
+from dubsar.pipelines.crop_cache import Arrays, crop_folder, crop_key, kept
 from dubsar.pipelines.levers.apply import apply_levers
 from dubsar.pipelines.levers.resolve import Resolved, resolve_config
 from dubsar.pipelines.metrics import ClassScores, score_classes
@@ -167,8 +170,9 @@ def read_crops(
     *,
     max_bad: int | None = None,
     ignore_unknown: bool = False,
+    cache: Path | None = None,
 ) -> Crops:
-    """Cut the crops of a split; each photograph is decoded once.
+    """Cut the crops of a split; each photograph is decoded once, or not at all where the crops are in a cache.
 
     Args:
         root: data folder that holds ``tablet-signs/``.
@@ -178,26 +182,42 @@ def read_crops(
         limit: at most so many crops; 0: all.
         max_bad: skip so many photographs that cannot be read (for training); none where None.
         ignore_unknown: drop and count boxes that cannot be used or have no class (for training).
+        cache: folder where crops are kept, see `dubsar.pipelines.crop_cache`; nowhere where None.
 
     Raises:
         ValueError: see `labelled_photographs` and `open_photographs`, as for other errors.
     """
-    pixels: list[npt.NDArray[np.uint8]] = []
-    classes: list[list[int]] = []
-    tablets: list[str] = []
     photographs = labelled_photographs(root, split, inventory, ignore_unknown=ignore_unknown)
+    cut = partial(_cut, photographs, size, inventory, limit, max_bad)
+    if cache is None:
+        return Crops(**cut()[0])
+    try:
+        key = crop_key(photographs, size, inventory, limit=limit)
+    except OSError:  # a photograph is not there: whoever reads it says so, or skips it
+        return Crops(**cut()[0])
+    return Crops(**kept(cache, key, cut))
+
+
+def _cut(
+    photographs: list[Photograph], size: CropSize, inventory: Inventory, limit: int, max_bad: int | None
+) -> tuple[Arrays, bool]:
+    """Return the fields of `Crops`, and whether no photograph was skipped."""
+    pixels, classes, tablets = [np.zeros((0, size.side_px, size.side_px, 3), np.uint8)], [], []
     for photograph, image in open_photographs(photographs, max_bad=max_bad):
         in_picture = image.from_file_pixels(np.array([b.box_xyxy for b in photograph.boxes]))
         pixels.append(cut_crops(image.rgb_HW3, in_picture, size))
-        classes.append([inventory.id_of_glyph[b.glyph] for b in photograph.boxes])
+        classes += [inventory.id_of_glyph[b.glyph] for b in photograph.boxes]
         tablets += [photograph.object_id] * len(photograph.boxes)
-        if limit and sum(map(len, classes)) >= limit:
+        if limit and len(classes) >= limit:
             break
-    if not pixels:
-        return Crops(np.zeros((0, size.side_px, size.side_px, 3), np.uint8), np.zeros(0, np.int64))
     end = limit or None
-    classes_N = np.concatenate(classes).astype(np.int64)
-    return Crops(np.concatenate(pixels)[:end], classes_N[:end], np.array(tablets[:end], dtype=np.str_))
+    arrays: Arrays = {
+        "pixels_NSS3": np.concatenate(pixels)[:end],
+        "classes_N": np.array(classes[:end], dtype=np.int64),
+        "tablets_N": np.array(tablets[:end], dtype=np.str_),
+    }
+    wanted = sum(len(p.boxes) for p in photographs)
+    return arrays, 0 < len(classes[:end]) == min(limit or wanted, wanted)
 
 
 def score_crops(network: SignClassifier, crops: Crops) -> ClassScores:
@@ -212,16 +232,28 @@ def prepare(config: ClassifyConfig, root: Path) -> tuple[Crops, Crops]:
         ValueError: no crop is left to learn from, or the data cannot be used (see `read_crops`).
     """
     data, inventory = config.data, read_inventory(root)
-    wide, unknown = CropSize(data.crop_px, data.context, BORDER), data.ignore_unknown
-    train = read_crops(root, "train", wide, inventory, data.limit, max_bad=data.max_bad, ignore_unknown=unknown)
-    dev = read_crops(root, "dev", CropSize(data.crop_px, data.context), inventory, data.limit)
+    read = partial(read_crops, root, inventory=inventory, limit=data.limit, cache=crop_folder(data.cache))
+    wide = CropSize(data.crop_px, data.context, BORDER)
+    train = read("train", wide, max_bad=data.max_bad, ignore_unknown=data.ignore_unknown)
+    dev = read("dev", CropSize(data.crop_px, data.context))
     if data.label_fraction < 1:
-        kept = round(data.label_fraction * len(train.classes_N))
-        order = np.random.default_rng(config.trainer.seed).permutation(len(train.classes_N))
-        train = train.chosen(np.sort(order[: max(1, kept)]))
+        train = _fraction(train, data.label_fraction, config.trainer.seed)
     if not len(train.classes_N):
         raise ValueError(f"{root / 'tablet-signs'}: no training photograph with a box is left; `dubsar data check`")
     return train, dev
+
+
+def _fraction(train: Crops, share: float, seed: int) -> Crops:
+    """Draw a share of the crops, and say how many classes that leaves without any."""
+    count = len(train.classes_N)
+    order = np.random.default_rng(seed).permutation(count)
+    chosen = train.chosen(np.sort(order[: max(1, round(share * count))]))
+    before, after = (len(np.unique(crops.classes_N)) for crops in (train, chosen))
+    print(
+        f"data.label_fraction {share:g}: {len(chosen.classes_N)} of {count} training crops; "
+        f"{before - after} of {before} classes are left without one"
+    )
+    return chosen
 
 
 def build(
