@@ -60,7 +60,8 @@ class Dora(Block):
     """Low-rank adapters beside frozen weights; ``dora`` also learns the magnitude of each output channel.
 
     ``targets`` are names of layers such as ``qkv`` or ``wi_0``; without any, all matrices and kernels of the network's
-    repeated blocks get an adapter. The head is trained in full.
+    repeated blocks get an adapter: of a ViT qkv, proj, fc1 and fc2, of a ConvNeXt fc1 and fc2, of a ResNet its
+    convolutions, of a MobileNet or EfficientNet the pointwise ones. The head is trained in full.
     """
 
     variant: Literal["dora", "lora"] = "dora"

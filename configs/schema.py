@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from dubsar.configs.base import Block
 from dubsar.configs.blocks import Count, Efficiency, Fraction, Natural, Optim, Positive, Trainer, usable_for_byt5
@@ -149,6 +149,7 @@ class ClassifyData(Block):
     synthetic_fraction: Fraction = 0.0  # share of a training batch that is rendered
     limit: Natural = 0  # at most so many crops per split; 0: all
     label_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0  # of the training crops, drawn by trainer.seed
+    cache: bool | str = False  # keep training and dev crops on disk: in the user's cache folder, or in the one named
     max_bad: Natural = 10  # training photographs that cannot be read are skipped and listed, up to so many
     ignore_unknown: bool = False  # drop and count boxes that cannot be used or have no class, instead of refusing them
 
@@ -193,17 +194,31 @@ class ClassifyModel(Block):
     # keyword arguments of timm.create_model, such as the channels of a narrow ResNet
     backbone_args: Annotated[dict[str, Any], Field(default_factory=dict)]
     pretrained: bool = False
-    weights: str = ""  # local safetensors in timm's key layout
+    weights: str = ""  # local safetensors in timm's key layout, such as a run's pretrain.safetensors
+    # head: the backbone stays as it is, and in evaluation mode (linear probe); adapters: efficiency.dora
+    train: Literal["all", "head"] = "all"
+    # of the learning rate, from a layer to the one below: a ViT's blocks, other networks' stages
+    layer_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
     # per_crop: each crop to mean 0, deviation 1 over its pixels; imagenet: as timm's weights of that name expect
     normalise: Literal["fixed", "per_crop", "imagenet"] = "fixed"
     drop_rate: Fraction = 0.0
     drop_path_rate: Fraction = 0.0
     label_smoothing: Fraction = 0.0
-    logit_adjustment: Annotated[float, Field(ge=0)] = 0.0  # tau of Menon et al. 2021
+    logit_adjustment: Annotated[float, Field(ge=0)] = (
+        0.0  # tau of Menon et al. 2021; 1 is Ren et al.'s balanced softmax
+    )
     mixup: Annotated[float, Field(ge=0)] = 0.0  # alpha of the beta distribution
+    cutmix: Annotated[float, Field(ge=0)] = 0.0  # likewise; with both, each batch is mixed by one of the two
     prototypes: LikePrototypes | None = None
     teacher: str = ""  # weights of a classifier or an ensemble, or a run folder, that `distill` learns from
     distill: Distill | None = None
+
+    @field_validator("layer_decay")
+    @classmethod
+    def _a_frozen_backbone_has_one_rate(cls, decay: float, info: ValidationInfo) -> float:
+        if decay != 1 and info.data.get("train") == "head":
+            raise ValueError("conflicts with train: head, which leaves one layer to train; set it to 1 or train to all")
+        return decay
 
     @model_validator(mode="after")
     def _a_teacher_and_how_to_learn_from_it(self) -> "ClassifyModel":
@@ -226,6 +241,14 @@ class ClassifyConfig(Block):
     optim: Optim
     trainer: Trainer
     efficiency: Efficiency = Efficiency()
+
+    @field_validator("efficiency")
+    @classmethod
+    def _adapters_need_a_backbone_that_learns(cls, efficiency: Efficiency, info: ValidationInfo) -> Efficiency:
+        model: ClassifyModel | None = info.data.get("model")
+        if efficiency.dora is not None and model is not None and model.train == "head":
+            raise ValueError("dora conflicts with model.train: head, which trains no layer below; keep one of the two")
+        return efficiency
 
 
 class DetectData(Block):

@@ -17,6 +17,8 @@ from torch import nn
 
 from dubsar.models.precision import at_least_float32
 
+_GATE = ".se."  # timm's name of squeeze-and-excite: gates of a few channels, narrower than an adapter's usual rank
+
 
 def add_adapters(
     network: nn.Module,
@@ -31,7 +33,7 @@ def add_adapters(
         network: changed in place.
         blocks: the repeated blocks whose matrices and kernels may get adapters.
         settings: ``variant`` (``dora`` or ``lora``), ``rank``, ``alpha``, ``dropout``, and ``targets``, names of layers
-            as they end, such as ``qkv``; all layers of the blocks where empty.
+            as they end, such as ``qkv``; where empty all layers of the blocks, but for squeeze-and-excite gates.
         heads: modules that are trained in full: they are new for each task.
 
     Raises:
@@ -65,7 +67,9 @@ def _targets(network: nn.Module, blocks: Iterable[nn.Module], wanted: Iterable[s
         )
     if not names:
         raise ValueError("efficiency.dora: this network has no repeated blocks with layers to adapt; leave it out")
-    return [name for name in names if not wanted or name.rpartition(".")[2] in set(wanted)]
+    if wanted:
+        return [name for name in names if name.rpartition(".")[2] in set(wanted)]
+    return [name for name in names if _GATE not in name]
 
 
 def _can_adapt(module: nn.Module) -> bool:

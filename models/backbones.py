@@ -16,6 +16,7 @@ from dubsar.models.prototypes import Prototypes
 # statistics of sign crops matter little next to the relighting that they are trained with: one simple range for all
 MEAN, STD = 0.45, 0.22
 _BEFORE_HEAD = ("norm.", "fc_norm.", "head.")  # timm's names differ with the way of pooling
+_LEFT_OUT = (*_BEFORE_HEAD, "head_dist.", "fc.", "classifier.", "mask_token")  # of a file: heads, and what only trains
 NORMALISATIONS = ("fixed", "per_crop", "imagenet")
 # arguments of timm.create_model that name files or addresses to load, or that are set here: no config may give them
 RESERVED = frozenset(
@@ -64,13 +65,28 @@ class SignClassifier(nn.Module):
     ) -> None:
         super().__init__()
         options = {"drop_rate": drop_rate} | ({"drop_path_rate": drop_path_rate} if drop_path_rate else {})
-        self.normalise = check_normalisation(normalise)
+        self.normalise, self.frozen = check_normalisation(normalise), False
         self.net = create_backbone(
             backbone, classes, pretrained=pretrained and not weights, given=backbone_args or {}, options=options
         )
         self.prototypes: Prototypes | None = None
         if weights:
             _load(self.net, Path(weights), normalise)
+
+    def freeze_backbone(self) -> None:
+        """Train the head alone: what stands before it stays in evaluation mode, batch norms and dropout included."""
+        self.frozen = True
+        self.net.requires_grad_(requires_grad=False)
+        self.net.get_classifier().requires_grad_(requires_grad=True)
+        self.train(self.training)
+
+    def train(self, mode: bool = True) -> "SignClassifier":
+        """Set training or evaluation mode; a frozen backbone stays in the latter."""
+        super().train(mode)
+        if self.frozen:
+            self.net.eval()
+            self.net.get_classifier().train(mode)
+        return self
 
     def forward(self, pixels_BCHW: torch.Tensor) -> torch.Tensor:
         """Return logits (B, classes) for RGB crops in 0-1."""
@@ -227,6 +243,11 @@ def _load(net: Any, path: Path, normalise: str) -> None:
     if absent:
         raise ValueError(
             f"{path}: only {len(fitting)} of {len(own)} tensors fit this backbone, for example not {absent[:3]}"
+        )
+    if surplus := [k for k in found if k not in fitting and k not in of_head and not k.startswith(_LEFT_OUT)]:
+        raise ValueError(
+            f"{path}: {len(surplus)} of {len(found)} tensors have no place in this backbone, for example "
+            f"{surplus[:3]}; give the file's own network as model.backbone and model.backbone_args"
         )
     try:
         check_card(path.with_suffix(".json"), normalise)

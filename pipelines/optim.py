@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from dubsar.configs.blocks import Optim
+from dubsar.pipelines.schedules import layer_rates
 
 _IMPLEMENTATION = ("fused", "foreach")  # of a parameter group: how it steps, not what it computes
 _MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -61,16 +62,52 @@ def build_optimizer(
         swa: ``from_fraction`` and ``lr``: from then on the rate is constant.
         groups: of parameters, where they are not all to learn at one rate.
     """
-    trained = [p for p in module.parameters() if p.requires_grad]
+    trained = [(p, decays(name, p)) for name, p in module.named_parameters() if p.requires_grad]
     groups = groups or [
-        {"params": [p for p in trained if p.ndim > 1], "weight_decay": optim.weight_decay},
-        {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
+        {"params": [p for p, shrinks in trained if shrinks], "weight_decay": optim.weight_decay},
+        {"params": [p for p, shrinks in trained if not shrinks], "weight_decay": 0.0},
     ]
     # None, not False, which would also forbid PyTorch's own default for a GPU (foreach) and flatter the fused kernel
     optimizer = AdamW(groups, lr=optim.lr, betas=optim.betas, fused=fused or None)
     optimizer.register_load_state_dict_pre_hook(_keep_implementation)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, rate_factor(optim, max_steps, swa))
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+def decays(name: str, parameter: torch.nn.Parameter) -> bool:
+    """Say whether a parameter decays: not those of one dimension, nor the magnitudes of DoRA, whatever their shape."""
+    return parameter.ndim > 1 and "lora_magnitude" not in name
+
+
+def groups_by_depth(module: torch.nn.Module, net: Any, optim: Optim, layer_decay: float) -> list[dict[str, Any]]:
+    """Group what is trained by learning rate and decay, for `build_optimizer`.
+
+    Args:
+        module: what is trained.
+        net: the timm model in it.
+        optim: rate of the last layer, and decay.
+        layer_decay: see `dubsar.pipelines.schedules.layer_rates`.
+
+    Returns:
+        One dict a group; besides what AdamW reads, ``decays`` says whether the group's parameters do.
+
+    Raises:
+        ValueError: timm does not tell the layers of this model.
+    """
+    rates = layer_rates(module, net, layer_decay)
+    by_kind: dict[tuple[float, bool], list[torch.nn.Parameter]] = {}
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            by_kind.setdefault((rates[name], decays(name, parameter)), []).append(parameter)
+    return [
+        {
+            "params": parameters,
+            "lr": rate * optim.lr,
+            "weight_decay": optim.weight_decay if shrinks else 0.0,
+            "decays": shrinks,
+        }
+        for (rate, shrinks), parameters in by_kind.items()
+    ]
 
 
 def _keep_implementation(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:

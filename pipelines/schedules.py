@@ -1,13 +1,15 @@
 """Schedules as pure functions of the step, so that resuming needs no state, and learning rates by depth."""
 
 import math
-import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from typing import Any
+
+from timm.models._manipulate import MATCH_PREV_GROUP, group_parameters
+from torch import nn
 
 Schedule = Callable[[int], float]
 
-_EMBEDDING = re.compile(r"(^|\.)(cls_token|reg_token|mask_token|pos_embed|patch_embed|stem)(\.|$)")
-_REPEATED = re.compile(r"(^|\.)(stages|blocks)\.(\d+)\.")  # the outermost: ConvNeXt's blocks lie in stages
+_MASK = "mask_token"  # stands beside the timm model, in the place of its patches
 
 
 def cosine(
@@ -53,33 +55,44 @@ def linear(start: float, end: float, steps: int) -> Schedule:
     return value
 
 
-def layer_rates(names: Iterable[str], depth: int, decay: float) -> dict[str, float]:
+def layer_rates(module: nn.Module, net: Any, decay: float) -> dict[str, float]:
     """Return what to multiply each parameter's learning rate with: the deeper below the output, the less.
 
-    Layer 0 is the embedding (patches, stem, position, CLS, register and mask tokens), layer i + 1 a ViT's block or a
-    ConvNeXt's stage i (with the downsampling before it); norms after them and heads keep the full rate.
+    Layer 0 is the embedding (patches, stem, position, CLS, register and mask tokens), layer i + 1 a ViT's block i or
+    another network's stage i (with the downsampling before it); norms and convolutions after them and heads keep the
+    full rate.
 
     Args:
-        names: of parameters in timm's layout; what stands before, such as ``encoder.net.``, does not matter.
-        depth: blocks of the ViT, or stages of the ConvNeXt.
+        module: whose parameters are asked for; those outside of ``net`` keep the full rate.
+        net: the timm model in it, or the module itself.
         decay: factor from a layer to the one below it; 1 is one rate for all.
 
     Returns:
-        decay ** (depth + 1 - layer) by name.
+        decay ** (layers above) by name.
 
     Raises:
-        ValueError: a name lies in a block or stage beyond ``depth``.
+        ValueError: timm does not tell the layers of this model.
 
     Source:
         BEiT (Bao et al. 2022), fine-tuning; DINOv2 (Oquab et al. 2023), appendix B.
     """
-    return {name: decay ** (depth + 1 - _layer(name, depth)) for name in names}
+    if decay == 1:
+        return dict.fromkeys((name for name, _ in module.named_parameters()), 1.0)
+    if not hasattr(net, "group_matcher"):
+        raise ValueError(f"model.layer_decay: timm does not tell the layers of a {type(net).__name__}; set it to 1")
+    layers = group_parameters(net, _matcher(net), reverse=True)
+    top = max(layers.values())  # of what no pattern fits: norms behind the last layer, and the head
+    above = {id(parameter): top - layers[name] for name, parameter in net.named_parameters()}
+    return {
+        name: decay ** (top if name.rpartition(".")[2] == _MASK else above.get(id(parameter), 0))
+        for name, parameter in module.named_parameters()
+    }
 
 
-def _layer(name: str, depth: int) -> int:
-    if found := _REPEATED.search(name):
-        index = int(found[3])
-        if index >= depth:
-            raise ValueError(f"layer_rates: {name} is in {found[2]} {index}, but depth is {depth}; give their number")
-        return index + 1
-    return 0 if _EMBEDDING.search(name) else depth + 1
+def _matcher(net: Any) -> dict[str, list[tuple[str, Any]]]:
+    """Return timm's patterns of layers, but for those that count what stands behind the last layer to it."""
+    matcher = {}
+    for group, given in net.group_matcher(coarse=True).items():
+        patterns = [(given, None)] if isinstance(given, str) else given
+        matcher[group] = [pattern for pattern in patterns if pattern[1] != MATCH_PREV_GROUP]
+    return matcher

@@ -154,12 +154,14 @@ def _floor(module: str) -> int:
         "calibration": 1,
         "resampling": 1,
         "pages": 1,
+        "mixing": 1,
         "training": 2,
         "reading": 2,
         "run_report": 2,
         "features": 2,
         "feature_pictures": 2,
         "tile_cache": 2,
+        "crop_cache": 2,
     }
     name = rest.split(".")[0]
     if name.startswith("cli"):

@@ -14,6 +14,7 @@ writes ``runs/classify/<name>/``.
 
 import sys
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from dubsar.configs.schema import ClassifyConfig, ClassifyData
 from dubsar.datasets.augment import crop_augmentation
 from dubsar.datasets.crops import CropSize, cut_crops
 from dubsar.datasets.formats.collect import is_cuneiform
+from dubsar.datasets.formats.tablet_signs import Photograph
 from dubsar.datasets.inventory import Inventory
 from dubsar.datasets.photographs import open_photographs
 from dubsar.datasets.signs import SignSource
@@ -36,13 +38,15 @@ from dubsar.models.adapters import merge_adapters
 from dubsar.models.backbones import SignClassifier
 from dubsar.models.checkpoint import save_model
 from dubsar.models.precision import at_least_float32
+from dubsar.pipelines.crop_cache import Arrays, crop_folder, crop_key, kept
 from dubsar.pipelines.distillation import Teacher, load_teacher
 from dubsar.pipelines.features import embed
 from dubsar.pipelines.levers.apply import apply_levers
 from dubsar.pipelines.levers.resolve import Resolved, resolve_config
 from dubsar.pipelines.metrics import ClassScores, score_classes
+from dubsar.pipelines.mixing import mix
 from dubsar.pipelines.networks import build_classifier
-from dubsar.pipelines.optim import build_optimizer, clip_gradients
+from dubsar.pipelines.optim import build_optimizer, clip_gradients, groups_by_depth
 from dubsar.pipelines.reading.engine import classify_crops, to_input
 from dubsar.pipelines.signs import open_signs
 from dubsar.pipelines.stream import Stream, count_names
@@ -71,7 +75,7 @@ class Crops:
 
 
 class ClassifySystem(L.LightningModule):  # type: ignore[misc]
-    """Cross-entropy over the inventory, with label smoothing, mixup, and logit adjustment by frequency."""
+    """Cross-entropy over the inventory, with label smoothing, mixup or CutMix, and logit adjustment by frequency."""
 
     def __init__(
         self,
@@ -93,18 +97,14 @@ class ClassifySystem(L.LightningModule):  # type: ignore[misc]
         pixels, classes = batch["pixels_BCHW"], batch["classes_B"]
         if self.levers["channels_last"]:
             pixels = pixels.contiguous(memory_format=torch.channels_last)
-        other, share = torch.arange(len(pixels), device=pixels.device), 1.0
-        if model.mixup:
-            share = float(torch.distributions.Beta(model.mixup, model.mixup).sample())
-            other = torch.randperm(len(pixels), device=pixels.device)
-            pixels = share * pixels + (1 - share) * pixels[other]
-        plain = at_least_float32(self.network(pixels))
+        mixed = mix(pixels, mixup=model.mixup, cutmix=model.cutmix)
+        plain = at_least_float32(self.network(mixed.pixels_BCHW))
         logits = plain + model.logit_adjustment * self.log_prior_C
-        loss = share * _cross_entropy(logits, classes, model.label_smoothing)
-        if model.mixup:
-            loss = loss + (1 - share) * _cross_entropy(logits, classes[other], model.label_smoothing)
+        loss = mixed.share * _cross_entropy(logits, classes, model.label_smoothing)
+        if model.mixup or model.cutmix:
+            loss = loss + (1 - mixed.share) * _cross_entropy(logits, classes[mixed.other_B], model.label_smoothing)
         if self.teacher:
-            loss = self.teacher.blend(loss, plain, pixels)
+            loss = self.teacher.blend(loss, plain, mixed.pixels_BCHW)
         self.log("train/loss", loss)
         return loss
 
@@ -114,9 +114,11 @@ class ClassifySystem(L.LightningModule):  # type: ignore[misc]
         self.log_dict({"val/top1": scores.top1, "val/top5": scores.top5, "val/macro_f1": scores.macro_f1})
 
     def configure_optimizers(self) -> dict[str, Any]:
-        """AdamW with warm-up."""
+        """AdamW with warm-up, with a rate per layer where that is asked for."""
+        network, optim, decay = self.network, self.config.optim, self.config.model.layer_decay
+        groups = groups_by_depth(network, network.net, optim, decay) if decay < 1 else None
         fused, swa = self.levers["fused_optimizer"], self.levers["swa"]
-        return build_optimizer(self.network, self.config.optim, self.config.trainer.max_steps, fused=fused, swa=swa)
+        return build_optimizer(network, optim, self.config.trainer.max_steps, fused=fused, swa=swa, groups=groups)
 
     def configure_gradient_clipping(self, optimizer: Any, *_: Any, **__: Any) -> None:
         """Clip here: Lightning's own clipping refuses fused AdamW under bf16."""
@@ -187,8 +189,9 @@ def read_crops(
     *,
     max_bad: int | None = None,
     ignore_unknown: bool = False,
+    cache: Path | None = None,
 ) -> Crops:
-    """Cut the crops of a split; each photograph is decoded once.
+    """Cut the crops of a split; each photograph is decoded once, or not at all where the crops are in a cache.
 
     Args:
         source: the labelled signs; of a path the ``tablet-signs/`` in that data folder.
@@ -198,27 +201,43 @@ def read_crops(
         limit: at most so many crops; 0: all.
         max_bad: skip so many photographs that cannot be read (for training); none where None.
         ignore_unknown: drop and count boxes that cannot be used or have no class (for training).
+        cache: folder where crops are kept, see `dubsar.pipelines.crop_cache`; nowhere where None.
 
     Raises:
         ValueError: see `SignSource.photographs` and `open_photographs`, as for other errors.
     """
     signs = SignSource(source) if isinstance(source, Path) else source
-    pixels: list[npt.NDArray[np.uint8]] = []
-    classes: list[list[int]] = []
-    tablets: list[str] = []
     photographs = signs.photographs(split, inventory, ignore_unknown=ignore_unknown)
+    cut = partial(_cut, photographs, size, inventory, limit, max_bad)
+    if cache is None:
+        return Crops(**cut()[0])
+    try:
+        key = crop_key(photographs, size, inventory, limit=limit)
+    except OSError:  # a photograph is not there: whoever reads it says so, or skips it
+        return Crops(**cut()[0])
+    return Crops(**kept(cache, key, cut))
+
+
+def _cut(
+    photographs: list[Photograph], size: CropSize, inventory: Inventory, limit: int, max_bad: int | None
+) -> tuple[Arrays, bool]:
+    """Return the fields of `Crops`, and whether no photograph was skipped."""
+    pixels, classes, tablets = [np.zeros((0, size.side_px, size.side_px, 3), np.uint8)], [], []
     for photograph, image in open_photographs(photographs, max_bad=max_bad):
         in_picture = image.from_file_pixels(np.array([b.box_xyxy for b in photograph.boxes]))
         pixels.append(cut_crops(image.rgb_HW3, in_picture, size))
-        classes.append([inventory.id_of_glyph[b.glyph] for b in photograph.boxes])
+        classes += [inventory.id_of_glyph[b.glyph] for b in photograph.boxes]
         tablets += [photograph.object_id] * len(photograph.boxes)
-        if limit and sum(map(len, classes)) >= limit:
+        if limit and len(classes) >= limit:
             break
-    if not pixels:
-        return Crops(np.zeros((0, size.side_px, size.side_px, 3), np.uint8), np.zeros(0, np.int64))
     end = limit or None
-    classes_N = np.concatenate(classes).astype(np.int64)
-    return Crops(np.concatenate(pixels)[:end], classes_N[:end], np.array(tablets[:end], dtype=np.str_))
+    arrays: Arrays = {
+        "pixels_NSS3": np.concatenate(pixels)[:end],
+        "classes_N": np.array(classes[:end], dtype=np.int64),
+        "tablets_N": np.array(tablets[:end], dtype=np.str_),
+    }
+    wanted = sum(len(p.boxes) for p in photographs)
+    return arrays, 0 < len(classes[:end]) == min(limit or wanted, wanted)
 
 
 def score_crops(network: SignClassifier, crops: Crops) -> ClassScores:
@@ -233,10 +252,10 @@ def prepare(config: ClassifyConfig, root: Path) -> tuple[Crops, Crops]:
         ValueError: no crop is left to learn from, or the data cannot be used (see `read_crops`).
     """
     data, signs = config.data, open_signs(config.data, root)
-    inventory = signs.inventory()
-    wide, unknown = CropSize(data.crop_px, data.context, BORDER), data.ignore_unknown
-    train = read_crops(signs, "train", wide, inventory, data.limit, max_bad=data.max_bad, ignore_unknown=unknown)
-    dev = read_crops(signs, "dev", CropSize(data.crop_px, data.context), inventory, data.limit)
+    read = partial(read_crops, signs, inventory=signs.inventory(), limit=data.limit, cache=crop_folder(data.cache))
+    wide = CropSize(data.crop_px, data.context, BORDER)
+    train = read("train", wide, max_bad=data.max_bad, ignore_unknown=data.ignore_unknown)
+    dev = read("dev", CropSize(data.crop_px, data.context))
     train = draw_share(train, data.label_fraction, config.trainer.seed)
     if not len(train.classes_N):
         place = signs.root / "tablet-signs" if data.source == "tablet-signs" else signs.root
@@ -245,11 +264,21 @@ def prepare(config: ClassifyConfig, root: Path) -> tuple[Crops, Crops]:
 
 
 def draw_share(crops: Crops, share: float, seed: int) -> Crops:
-    """Return a share of the crops, at least one, in their order; which ones is drawn by the seed."""
+    """Return a share of the crops, at least one, in their order, and say how many classes that leaves without any.
+
+    Which ones is drawn by the seed.
+    """
     if share >= 1:
         return crops
-    order = np.random.default_rng(seed).permutation(len(crops.classes_N))
-    return crops.chosen(np.sort(order[: max(1, round(share * len(crops.classes_N)))]))
+    count = len(crops.classes_N)
+    order = np.random.default_rng(seed).permutation(count)
+    chosen = crops.chosen(np.sort(order[: max(1, round(share * count))]))
+    before, after = (len(np.unique(c.classes_N)) for c in (crops, chosen))
+    print(
+        f"data.label_fraction {share:g}: {len(chosen.classes_N)} of {count} training crops; "
+        f"{before - after} of {before} classes are left without one"
+    )
+    return chosen
 
 
 def build(
@@ -272,6 +301,8 @@ def build(
     inventory = open_signs(data, root).inventory()
     teacher = load_teacher(config, inventory)
     network = build_classifier(config, len(inventory))
+    if config.model.train == "head":
+        network.freeze_backbone()
     apply_levers(network, levers)
     train, dev = prepared or prepare(config, root)
     stream = CropStream(train, inventory, font, data, config.trainer.seed)

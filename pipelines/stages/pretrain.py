@@ -17,7 +17,6 @@ Sources: Caron et al. 2021 (DINO), Zhou et al. 2022 (iBOT), Oquab et al. 2023 (D
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,8 +42,8 @@ from dubsar.pipelines.features import drift, embed, knn
 from dubsar.pipelines.levers.apply import apply_levers
 from dubsar.pipelines.levers.resolve import Resolved, resolve_config
 from dubsar.pipelines.networks import build_ssl
-from dubsar.pipelines.optim import build_optimizer, clip_gradients
-from dubsar.pipelines.schedules import cosine, layer_rates
+from dubsar.pipelines.optim import build_optimizer, clip_gradients, groups_by_depth
+from dubsar.pipelines.schedules import cosine
 from dubsar.pipelines.stages.classify import Crops, read_crops
 from dubsar.pipelines.stream import Stream
 from dubsar.pipelines.tile_cache import open_tiles
@@ -175,29 +174,13 @@ class PretrainSystem(L.LightningModule):  # type: ignore[misc]
 
     def configure_optimizers(self) -> dict[str, Any]:
         """AdamW with a rate per layer; behind each step the teacher follows."""
-        fused, groups = self.levers["fused_optimizer"], list(self.groups())
-        steps = self.config.trainer.max_steps
-        chosen = build_optimizer(self.network.student, self.config.optim, steps, fused=fused, groups=groups)
+        student, optim, steps = self.network.student, self.config.optim, self.config.trainer.max_steps
+        groups = groups_by_depth(student, student.encoder.net, optim, self.config.model.layer_decay)
+        chosen = build_optimizer(student, optim, steps, fused=self.levers["fused_optimizer"], groups=groups)
         optimizer = chosen["optimizer"]
         optimizer.register_step_pre_hook(lambda *_: self.before_step(optimizer))
         optimizer.register_step_post_hook(lambda *_: self.after_step())
         return chosen
-
-    def groups(self) -> Iterator[dict[str, Any]]:
-        """Yield the student's parameters by learning rate and decay: vectors do not decay."""
-        student = self.network.student
-        names, net = [n for n, _ in student.named_parameters()], student.encoder.net
-        rates = layer_rates(names, len(getattr(net, "blocks", None) or net.stages), self.config.model.layer_decay)
-        by_kind: dict[tuple[float, bool], list[torch.nn.Parameter]] = {}
-        for name, parameter in student.named_parameters():
-            by_kind.setdefault((rates[name], parameter.ndim > 1), []).append(parameter)
-        for (rate, decays), parameters in by_kind.items():
-            yield {
-                "params": parameters,
-                "lr": rate * self.config.optim.lr,
-                "weight_decay": self.config.optim.weight_decay if decays else 0.0,
-                "decays": decays,
-            }
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Set the decay of weights, a function of the step."""

@@ -44,10 +44,24 @@ def resnet() -> SignClassifier:
     return SignClassifier("resnet10t", 3, backbone_args={"channels": [8, 8, 16, 16], "zero_init_last": False})
 
 
+def convnext() -> SignClassifier:
+    """A ConvNeXt whose blocks matter."""
+    torch.manual_seed(0)
+    sizes = {"depths": [1, 1, 1, 1], "dims": [8, 8, 16, 16], "patch_size": 2, "ls_init_value": 1.0}
+    return SignClassifier("convnext_atto", 3, backbone_args=sizes)
+
+
+def mobilenet() -> SignClassifier:
+    torch.manual_seed(0)
+    return SignClassifier("mobilenetv4_conv_small_035", 3)
+
+
 def blocks(network: Any) -> list[nn.Module]:
     if hasattr(network, "encoder"):
         return [*network.encoder.block, *network.decoder.block]
     net = network.net
+    if hasattr(net, "stages"):
+        return [*net.stages]
     return [*net.blocks] if hasattr(net, "blocks") else [*net.layer1, *net.layer2, *net.layer3, *net.layer4]
 
 
@@ -68,7 +82,7 @@ def train(network: Any, steps: int = 3) -> None:
         optimizer.step()
 
 
-NETWORKS = {"dinov3": dinov3, "resnet": resnet, "byt5": byt5}
+NETWORKS = {"dinov3": dinov3, "resnet": resnet, "convnext": convnext, "mobilenet": mobilenet, "byt5": byt5}
 
 
 @pytest.mark.parametrize("variant", ["dora", "lora"])

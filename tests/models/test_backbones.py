@@ -1,12 +1,15 @@
 """Sign classifiers: names that timm does not know, local weights, and what is said where nothing can be fetched."""
 
+import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from dubsar.models.backbones import MEAN, STD, SignClassifier
+from dubsar.models.ssl.encoder import SslEncoder
 
 NAME = "resnet10t"
 
@@ -44,6 +47,73 @@ def test_weights_of_another_backbone_are_refused(tmp_path: Path) -> None:
     save_file({"stem.weight": torch.zeros(3)}, tmp_path / "w.safetensors")
     with pytest.raises(ValueError, match=r"w\.safetensors: only 0 of \d+ tensors fit this backbone, for example not "):
         SignClassifier(NAME, 5, weights=str(tmp_path / "w.safetensors"))
+
+
+VIT: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "init_values": 1.0}
+CONVNEXT: dict[str, Any] = {"depths": [1, 1, 1, 1], "dims": [8, 8, 16, 16], "patch_size": 2}
+PRETRAINED = {"vit_small_patch16_dinov3": VIT, "convnext_atto": CONVNEXT}
+
+
+@pytest.mark.parametrize("backbone", PRETRAINED)
+@pytest.mark.parametrize("side", [32, 64])
+def test_what_pretraining_writes_is_loaded_whole_whatever_the_crops_size(
+    backbone: str, side: int, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    encoder = SslEncoder(backbone, backbone_args=PRETRAINED[backbone]).eval()
+    for parameter in encoder.net.parameters():  # norms and scales of a fresh network are all alike
+        torch.nn.init.normal_(parameter, std=0.2)
+    state = encoder.backbone_state()
+    save_file(state | {"mask_token": torch.ones(32)}, tmp_path / "w.safetensors")
+    given = PRETRAINED[backbone] | ({"img_size": side, "global_pool": "token"} if "vit" in backbone else {})
+    weights = str(tmp_path / "w.safetensors")
+    network = SignClassifier(backbone, 3, weights=weights, backbone_args=given, normalise="imagenet").eval()
+    own = network.net.state_dict()
+    assert set(own) - set(state) == {name for name in own if name.startswith(("head.weight", "head.bias", "head.fc."))}
+    pixels = torch.rand(2, 3, side, side)
+    features = network.net.forward_head(network.net.forward_features(network.normalised(pixels)), pre_logits=True)
+    torch.testing.assert_close(features, encoder(pixels).cls_BD)
+
+
+@pytest.mark.parametrize("backbone", ["resnet10t", "mobilenetv4_conv_small", "efficientnet_lite0"])
+def test_convolutions_take_local_weights_whatever_head_the_file_has(backbone: str, tmp_path: Path) -> None:
+    trained = SignClassifier(backbone, 5)
+    save_file(trained.net.state_dict(), tmp_path / "w.safetensors")
+    own = SignClassifier(backbone, 7, weights=str(tmp_path / "w.safetensors")).net.state_dict()
+    other = {name for name, tensor in trained.net.state_dict().items() if not torch.equal(tensor, own[name])}
+    assert {name.partition(".")[0] for name in other} in ({"fc"}, {"classifier"})
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"depth": 3}, r"\d+ of \d+ tensors have no place in this backbone, for example \['blocks\.2\."),
+        ({"depth": 1}, r"only \d+ of \d+ tensors fit this backbone, for example not \['blocks\.1\."),
+        ({"num_reg_tokens": 2}, r"for example not \['reg_token'\]"),
+        ({"patch_size": 16}, r"for example not \['patch_embed\.proj\.weight'\]"),
+    ],
+)
+def test_a_file_of_another_depth_or_patch_is_refused(changed: dict[str, int], message: str, tmp_path: Path) -> None:
+    save_file(
+        SslEncoder("vit_small_patch16_dinov3", backbone_args=VIT | changed).backbone_state(), tmp_path / "w.safetensors"
+    )
+    with pytest.raises(ValueError, match=message):
+        SignClassifier("vit_small_patch16_dinov3", 3, weights=str(tmp_path / "w.safetensors"), backbone_args=VIT)
+
+
+def test_a_frozen_backbone_stays_in_evaluation_mode_and_its_statistics_do_not_move() -> None:
+    torch.manual_seed(0)
+    network = SignClassifier(NAME, 3, drop_rate=0.5)
+    network.freeze_backbone()
+    assert {name for name, p in network.named_parameters() if p.requires_grad} == {"net.fc.weight", "net.fc.bias"}
+    before = copy.deepcopy(network.state_dict())
+    pixels = torch.rand(4, 3, 32, 32)
+    evaluated = network.eval()(pixels)
+    trained = network.train()(pixels)
+    assert network.training
+    assert network.net.fc.training
+    assert torch.equal(trained, evaluated)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
 
 
 def test_files_that_are_no_safetensors_are_refused(tmp_path: Path) -> None:

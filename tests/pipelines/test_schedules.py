@@ -1,10 +1,13 @@
 """Schedules by the step, and learning rates by depth on timm's own names."""
 
-import itertools
+import re
+from typing import Any
 
 import numpy as np
 import pytest
 import timm
+import torch
+from torch import nn
 
 from dubsar.pipelines.schedules import cosine, layer_rates, linear
 
@@ -67,49 +70,67 @@ def test_a_schedule_does_not_remember() -> None:
     assert [schedule(step) for step in reversed(range(20))] == forwards[::-1]
 
 
-def names(backbone: str, **options: object) -> list[str]:
-    model = timm.create_model(backbone, num_classes=0, **options)
-    return [name for name, _ in model.named_parameters()]
+SMALL: dict[str, dict[str, Any]] = {
+    "vit_tiny_patch16_dinov3_qkvb": {"img_size": 32, "embed_dim": 32, "depth": 3, "num_heads": 2},
+    "vit_tiny_patch16_224": {"img_size": 32, "embed_dim": 32, "depth": 3, "num_heads": 2},
+    "convnext_atto": {"depths": (1, 2, 1, 1), "dims": (8, 8, 16, 16)},
+    "resnet18": {"channels": (8, 8, 16, 16)},
+    "efficientnet_lite0": {},
+    "mobilenetv4_conv_small": {},
+    "swin_tiny_patch4_window7_224": {"img_size": 32, "window_size": 2, "embed_dim": 16, "depths": (1, 1, 2, 1)},
+}
+# layers between embedding and head, what an embedding's name begins with, and where a layer's number stands
+LAYERS = {
+    "vit_tiny_patch16_dinov3_qkvb": (3, ("cls_token", "reg_token", "patch_embed"), r"blocks\.(\d+)\."),
+    "vit_tiny_patch16_224": (3, ("cls_token", "pos_embed", "patch_embed"), r"blocks\.(\d+)\."),
+    "convnext_atto": (4, ("stem",), r"stages\.(\d+)\."),
+    "resnet18": (4, ("conv1", "bn1"), r"layer(\d+)\."),
+    "efficientnet_lite0": (7, ("conv_stem", "bn1"), r"blocks\.(\d+)\."),
+    "mobilenetv4_conv_small": (5, ("conv_stem", "bn1"), r"blocks\.(\d+)\."),
+    "swin_tiny_patch4_window7_224": (4, ("patch_embed",), r"layers\.(\d+)\."),
+}
+BEHIND = {"norm", "head", "fc", "fc_norm", "conv_head", "bn2", "norm_head", "classifier"}
 
 
-def test_a_vit_learns_less_the_deeper_below_the_output() -> None:
-    found = names("vit_tiny_patch16_dinov3_qkvb", embed_dim=32, depth=3, num_heads=2)
-    rates = layer_rates([*found, "mask_token"], 3, 0.5)
-    assert list(rates) == [*found, "mask_token"]
-    embedding = {name for name, rate in rates.items() if rate == 0.5**4}
-    assert embedding == {"cls_token", "reg_token", "mask_token", "patch_embed.proj.weight", "patch_embed.proj.bias"}
-    for block in range(3):
-        assert {rates[name] for name in found if name.startswith(f"blocks.{block}.")} == {0.5 ** (3 - block)}
-    assert {name for name, rate in rates.items() if rate == 1} == {"norm.weight", "norm.bias"}
+def small(backbone: str, classes: int = 3) -> Any:
+    return timm.create_model(backbone, num_classes=classes, **SMALL[backbone])
 
 
-def test_a_convnext_learns_less_stage_by_stage() -> None:
-    found = names("convnext_atto", depths=(1, 2, 1, 1), dims=(8, 8, 16, 16))
-    rates = layer_rates(found, 4, 0.5)
-    assert {name for name, rate in rates.items() if rate == 0.5**5} == {n for n in found if n.startswith("stem.")}
-    for stage in range(4):
-        assert {rates[name] for name in found if name.startswith(f"stages.{stage}.")} == {0.5 ** (4 - stage)}
-    assert {name for name, rate in rates.items() if rate == 1} == {"head.norm.weight", "head.norm.bias"}
+@pytest.mark.parametrize("backbone", SMALL)
+def test_a_network_learns_less_the_deeper_below_the_output(backbone: str) -> None:
+    net = small(backbone)
+    rates = layer_rates(net, net, 0.5)
+    assert list(rates) == [name for name, _ in net.named_parameters()]
+    count, embedding, number = LAYERS[backbone]
+    first = min(int(found[1]) for name in rates if (found := re.match(number, name)))
+    wanted = {}
+    for name in rates:
+        if name.startswith(embedding):
+            layer = 0
+        elif found := re.match(number, name):
+            layer = int(found[1]) - first + 1
+        else:
+            assert name.split(".")[0] in BEHIND
+            layer = count + 1
+        wanted[name] = 0.5 ** (count + 1 - layer)
+    assert rates == wanted
+    assert len(set(rates.values())) == count + 2
 
 
-@pytest.mark.parametrize("prefix", ["", "encoder.net.", "student.encoder.net._orig_mod."])
-def test_what_stands_before_timm_s_name_does_not_matter(prefix: str) -> None:
-    found = [f"{prefix}{name}" for name in ("cls_token", "blocks.1.attn.qkv.weight", "stages.1.blocks.0.gamma", "norm")]
-    assert list(layer_rates(found, 2, 0.5).values()) == [0.125, 0.5, 0.5, 1.0]
+def test_what_stands_around_the_network_keeps_the_full_rate_but_for_the_mask_token() -> None:
+    net = small("convnext_atto", 0)
+    around = nn.Module()
+    around.encoder, around.head = nn.Module(), nn.Linear(2, 2)
+    around.encoder.net = net
+    around.encoder.mask_token = nn.Parameter(torch.zeros(8))
+    rates = layer_rates(around, net, 0.5)
+    inner = layer_rates(net, net, 0.5)
+    assert {name: rates.pop(f"encoder.net.{name}") for name in inner} == inner
+    assert rates == {"encoder.mask_token": 0.5**5, "head.weight": 1.0, "head.bias": 1.0}
 
 
-def test_heads_and_names_that_only_look_alike_keep_the_full_rate() -> None:
-    found = ["cls_head.mlp.0.weight", "patch_head.prototypes.weight", "system.weight", "my_blocks.0.weight"]
-    assert layer_rates(found, 12, 0.9) == dict.fromkeys(found, 1.0)
-
-
-def test_no_decay_is_one_rate_and_deep_blocks_come_in_order() -> None:
-    found = [f"blocks.{block}.norm1.weight" for block in range(12)]
-    assert set(layer_rates(found, 12, 1.0).values()) == {1.0}
-    rates = list(layer_rates(found, 12, 0.9).values())
-    assert all(before < after for before, after in itertools.pairwise(rates))
-
-
-def test_a_depth_that_the_names_exceed_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"blocks\.12\.norm1\.weight is in blocks 12, but depth is 12; give their num"):
-        layer_rates(["blocks.12.norm1.weight"], 12, 0.9)
+def test_no_decay_is_one_rate_and_asks_nothing_of_the_network() -> None:
+    net = nn.Linear(2, 2)
+    assert layer_rates(net, net, 1.0) == {"weight": 1.0, "bias": 1.0}
+    with pytest.raises(ValueError, match=r"model\.layer_decay: timm does not tell the layers of a Linear; set it to 1"):
+        layer_rates(net, net, 0.9)
