@@ -181,7 +181,7 @@ def curve(
 
     Example:
 
-        dubsar curve classify --config configs/vit/few_labels.yaml --fractions 0.1,0.3,1 --seeds 3
+        dubsar curve classify --config configs/vit/classify_few_labels.yaml --fractions 0.1,0.3,1 --seeds 3
     """
     from dubsar.pipelines.trials.curve import learning_curve
 
