@@ -204,9 +204,8 @@ class ClassifyModel(Block):
     drop_rate: Fraction = 0.0
     drop_path_rate: Fraction = 0.0
     label_smoothing: Fraction = 0.0
-    logit_adjustment: Annotated[float, Field(ge=0)] = (
-        0.0  # tau of Menon et al. 2021; 1 is Ren et al.'s balanced softmax
-    )
+    # tau of Menon et al. 2021; 1 is the balanced softmax of Ren et al. 2020
+    logit_adjustment: Annotated[float, Field(ge=0)] = 0.0
     mixup: Annotated[float, Field(ge=0)] = 0.0  # alpha of the beta distribution
     cutmix: Annotated[float, Field(ge=0)] = 0.0  # likewise; with both, each batch is mixed by one of the two
     prototypes: LikePrototypes | None = None
