@@ -14,7 +14,7 @@ SCRIPTS = sorted((FOLDER / "src").glob("*.py"))
 NO_DATA = {"01_read": "obverse", "02_data": "0 photographs", "03_train": "stages to train: []"}
 WITH_DATA = {
     "02_data": ("MZL 839 · HZL 364/365 · ABZ 579", "HZL 335 is 𒄭 HI", "'error'", "KBo 4.9"),
-    "03_train": ("classify: kept weights on dev", "detect: best weights on dev", "transliterate: best weights on dev"),
+    "03_train": ("classify: kept weights on dev", "detect: kept weights on dev", "transliterate: kept weights on dev"),
     "04_evaluate": ("sign_recall50", "classify on dev", "read on dev, 1 photographs", "transliterate on dev"),
 }
 

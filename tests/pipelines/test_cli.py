@@ -23,6 +23,7 @@ COMMANDS = [
     ["parity"],
     ["compare"],
     ["curve"],
+    ["ensemble"],
     ["recipes"],
     ["features"],
     ["similar"],
