@@ -142,6 +142,7 @@ class ClassifyData(Block):
     tablet_pattern: str = ""  # regular expression that finds the tablet in a file name; empty: without its counter
     font: str = ""  # file of the font that signs are rendered with; empty: Assyrian, or Noto
     crop_px: Count = 64
+    first_px: Natural = 0  # side of training crops at first, shrunk; it grows to crop_px; 0: crop_px throughout
     context: Fraction = 0.15
     batch_size: Count = 64
     sampler: Literal["natural", "balanced"] = "natural"
@@ -152,6 +153,12 @@ class ClassifyData(Block):
     cache: bool | str = False  # keep training and dev crops on disk: in the user's cache folder, or in the one named
     max_bad: Natural = 10  # training photographs that cannot be read are skipped and listed, up to so many
     ignore_unknown: bool = False  # drop and count boxes that cannot be used or have no class, instead of refusing them
+
+    @model_validator(mode="after")
+    def _crops_grow(self) -> "ClassifyData":
+        if self.first_px > self.crop_px:
+            raise ValueError(f"first_px is {self.first_px}, expected at most crop_px ({self.crop_px}): crops grow")
+        return self
 
     @model_validator(mode="after")
     def _source_is_complete(self) -> "ClassifyData":

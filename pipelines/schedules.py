@@ -9,6 +9,7 @@ from torch import nn
 
 Schedule = Callable[[int], float]
 
+SIDE_STEP = 8  # px
 _MASK = "mask_token"  # stands beside the timm model, in the place of its patches
 
 
@@ -53,6 +54,27 @@ def linear(start: float, end: float, steps: int) -> Schedule:
         return end if step >= steps else start + (end - start) * step / steps
 
     return value
+
+
+def growing_side(first: int, last: int, steps: int) -> Callable[[int], int]:
+    """Return the side of training crops by step: it grows in steps of `SIDE_STEP` px over three quarters of the run.
+
+    Small crops teach the coarse shape for a fraction of the time; the last quarter sees what is scored.
+
+    Args:
+        first: px at step 0.
+        last: px from three quarters of the run on.
+        steps: of the whole run.
+
+    Source:
+        Tan and Le 2021 (EfficientNetV2), progressive learning; here without growing augmentation.
+    """
+    exact = linear(first, last, max(1, 3 * steps // 4))
+
+    def side(step: int) -> int:
+        return min(last, first + int(exact(step) - first) // SIDE_STEP * SIDE_STEP) if exact(step) < last else last
+
+    return side
 
 
 def layer_rates(module: nn.Module, net: Any, decay: float) -> dict[str, float]:

@@ -37,6 +37,7 @@ from dubsar.datasets.synthetic.scene import render_sign
 from dubsar.models.adapters import merge_adapters
 from dubsar.models.backbones import SignClassifier
 from dubsar.models.checkpoint import save_model
+from dubsar.models.ensemble import resized
 from dubsar.models.precision import at_least_float32
 from dubsar.pipelines.crop_cache import Arrays, crop_folder, crop_key, kept
 from dubsar.pipelines.distillation import Teacher, load_teacher
@@ -48,6 +49,7 @@ from dubsar.pipelines.mixing import mix
 from dubsar.pipelines.networks import build_classifier
 from dubsar.pipelines.optim import build_optimizer, clip_gradients, groups_by_depth
 from dubsar.pipelines.reading.engine import classify_crops, to_input
+from dubsar.pipelines.schedules import SIDE_STEP, growing_side
 from dubsar.pipelines.signs import open_signs
 from dubsar.pipelines.stream import Stream, count_names
 from dubsar.pipelines.training import RunFolder, build_trainer, fit, is_first_rank, model_card, open_run
@@ -89,12 +91,14 @@ class ClassifySystem(L.LightningModule):  # type: ignore[misc]
         super().__init__()
         self.network, self.dev, self.config, self.levers = network, dev, config, levers
         self.teacher = teacher
+        data, steps = config.data, config.trainer.max_steps
+        self.side_at = growing_side(data.first_px or data.crop_px, data.crop_px, steps)
         self.register_buffer("log_prior_C", prior_C.clamp(min=1e-6).log(), persistent=False)
 
     def training_step(self, batch: dict[str, torch.Tensor], _: int) -> torch.Tensor:
         """Return the mean loss per crop; the softmax runs in float32."""
         model = self.config.model
-        pixels, classes = batch["pixels_BCHW"], batch["classes_B"]
+        pixels, classes = resized(batch["pixels_BCHW"], self.side_at(self.global_step)), batch["classes_B"]
         if self.levers["channels_last"]:
             pixels = pixels.contiguous(memory_format=torch.channels_last)
         mixed = mix(pixels, mixup=model.mixup, cutmix=model.cutmix)
@@ -301,6 +305,7 @@ def build(
     inventory = open_signs(data, root).inventory()
     teacher = load_teacher(config, inventory)
     network = build_classifier(config, len(inventory))
+    _require_any_side(network, data)
     if config.model.train == "head":
         network.freeze_backbone()
     apply_levers(network, levers)
@@ -310,6 +315,19 @@ def build(
     seen = int((counts > 0).sum())
     print(f"classify: {len(train.classes_N)} training crops of {seen} classes, {len(stream.covered)} rendered")
     return ClassifySystem(network, dev, counts / counts.sum(), config, levers, teacher), stream
+
+
+def _require_any_side(network: SignClassifier, data: ClassifyData) -> None:
+    """Refuse growing crops for a network that takes one side, or whole patches, alone."""
+    for side in {data.first_px, min(data.first_px + SIDE_STEP, data.crop_px)} if data.first_px else ():
+        try:
+            network.eval()(torch.zeros(1, 3, side, side))
+        except AssertionError as error:  # timm's way of refusing
+            raise ValueError(
+                f"data.first_px is {data.first_px}, but this backbone takes no crops of {side} px ({error}); "
+                "leave it out"
+            ) from error
+    network.train()
 
 
 def _font(root: Path, own: str) -> GlyphFont:

@@ -1,24 +1,46 @@
-"""The classifier's recipe beyond its training steps: prototypes."""
+"""The classifier's recipe beyond its training steps: prototypes, and crops that grow."""
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from dubsar.configs.base import load
 from dubsar.configs.schema import ClassifyConfig, shipped_config
+from dubsar.pipelines.levers.resolve import resolve_config
 from dubsar.pipelines.networks import load_classifier
-from dubsar.pipelines.stages.classify import run
+from dubsar.pipelines.stages.classify import ClassifySystem, build, run
+
+
+def config(*overrides: str) -> ClassifyConfig:
+    return load(shipped_config("debug/classify"), ClassifyConfig, overrides)
 
 
 def test_prototypes_are_taken_at_the_end_and_load_with_the_weights(tmp_path: Path, data_root: Path) -> None:
-    asked = ["model.prototypes={weight: 2.0, below: 3}"]
-    config = load(shipped_config("debug/classify"), ClassifyConfig, tuple(asked))
-    scores = run(config, tmp_path / "run")
+    asked = config("model.prototypes={weight: 2.0, below: 3}")
+    scores = run(asked, tmp_path / "run")
     network, loaded, _ = load_classifier(tmp_path / "run" / "classify")
-    assert loaded.model.prototypes == config.model.prototypes
+    assert loaded.model.prototypes == asked.model.prototypes
     assert network.prototypes is not None
     assert network.prototypes.weight == 2.0
     seen, counting = network.prototypes.seen_C, network.prototypes.counts_C
     assert 0 < counting.sum() < seen.sum()  # 64 crops: some classes have three and more
     torch.testing.assert_close(network.prototypes.mean_CD.norm(dim=1), seen)
     assert scores["crops"] == 64
+
+
+def test_a_step_sees_smaller_crops_first_and_whole_ones_last(data_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    system, stream = build(config("data.first_px=16"), resolve_config(config()))
+    sides: list[int] = []
+    system.network.register_forward_pre_hook(lambda _, inputs: sides.append(inputs[0].shape[-1]))
+    monkeypatch.setattr(system, "log", lambda *_: None)
+    for step in (0, 2, 5):
+        monkeypatch.setattr(ClassifySystem, "global_step", step)
+        system.training_step(stream.batch(0), 0)
+    assert sides == [16, 24, 32]
+
+
+def test_a_network_of_one_side_refuses_growing_crops(data_root: Path) -> None:
+    asked = ("data.first_px=16", "model.backbone=vit_tiny_patch16_224", "model.backbone_args={img_size: 32, depth: 1}")
+    with pytest.raises(ValueError, match=r"data\.first_px is 16, but this backbone takes no crops of 16 px \(.*32.*\)"):
+        build(config(*asked), resolve_config(config()))

@@ -9,7 +9,7 @@ import timm
 import torch
 from torch import nn
 
-from dubsar.pipelines.schedules import cosine, layer_rates, linear
+from dubsar.pipelines.schedules import cosine, growing_side, layer_rates, linear
 
 
 def test_a_cosine_falls_from_start_to_end_and_stays() -> None:
@@ -25,6 +25,16 @@ def test_a_cosine_may_rise_as_the_teacher_s_momentum_does() -> None:
     values = [schedule(step) for step in range(11)]
     assert values == sorted(values)
     assert (values[0], values[-1]) == (0.99, 1.0)
+
+
+def test_crops_grow_in_steps_of_8_px_and_the_last_quarter_has_them_whole() -> None:
+    side = growing_side(32, 60, 100)
+    sides = [side(step) for step in range(100)]
+    assert (sides[0], sides[74], sides[75], sides[99]) == (32, 56, 60, 60)
+    assert sorted(set(sides)) == [32, 40, 48, 56, 60]
+    assert sides == sorted(sides)
+    assert {growing_side(48, 48, 100)(step) for step in range(100)} == {48}
+    assert growing_side(8, 16, 1)(0) == 8
 
 
 def test_freeze_then_warm_up_then_cosine() -> None:
