@@ -185,7 +185,8 @@ def _apply(source: _Source, override: str) -> None:
     try:
         node = loader.get_single_node()
         given = _Source({}, {})
-        parsed = None if node is None else _convert(loader, node, (), given, Path("command line"))
+        # a shell takes the quotes off `model.weights=""`
+        parsed = "" if node is None else _convert(loader, node, (), given, Path("command line"))
     except yaml.YAMLError:
         source.faults.append(f"command line: {override!r} has a value that is not YAML")
         return

@@ -157,7 +157,7 @@ class MetricsLog(Callback):  # type: ignore[misc]
             seconds = time.monotonic() - self.started
             left = seconds / max(1, step - self.first) * (trainer.max_steps - step)
             found = _numbers(trainer.callback_metrics, "train/")
-            self._append({"step": step, "seconds": round(seconds, 1), **found}, trainer)
+            self._append({"step": step, "seconds": round(seconds, 3), **found}, trainer)
             if not is_terminal() and step % (10 * self.every) == 0:
                 loss = found.get("train/loss", float("nan"))
                 print(f"step {step}/{trainer.max_steps}  loss {loss:.4f}  {left / 60:.1f} min to go", flush=True)

@@ -180,6 +180,8 @@ def test_overrides_are_read_as_yaml_and_win(put) -> None:
     assert (config.data, config.name, config.names) == (Inner(lr=3e-4, steps=5), "NO", ("a", "b=c"))
     assert config.maybe == Inner(steps=7)
     assert load(path, Outer, ("data.steps=1", "data.steps=2")).data.steps == 2
+    assert load(path, Outer, ("name=",)).name == load(path, Outer, ('name=""',)).name == ""
+    assert load(path, Outer, ("maybe.steps=7", "maybe=null")).maybe is None
 
 
 def test_bad_overrides_are_all_named(put) -> None:
