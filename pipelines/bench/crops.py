@@ -22,7 +22,7 @@ _AT_ONCE = 64  # cached crops per call: one takes too little time for a clock
 def bench_crops(effort: Effort) -> list[Measured]:
     """Time a crop from the photograph's file against one from memory, without and with what training does to both."""
     config = small_config("classify", effort)
-    size = CropSize(config.data.crop_px, config.data.context, BORDER)  # type: ignore[union-attr]
+    size = CropSize(config.data.crop_px, config.data.context, BORDER)
     root = data_root()
     photographs = labelled_photographs(root, "train")
     chosen = np.random.default_rng(0).permutation(len(photographs))

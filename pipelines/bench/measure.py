@@ -186,6 +186,11 @@ def timings(samples: Samples) -> list[Timing]:
     return result
 
 
+def rates(unit: str, samples: Samples) -> str:
+    """Tell how many units of work each arm does in a second."""
+    return f"{unit}s a second: " + "; ".join(f"{t.arm} {1 / t.median:,.1f}" for t in timings(samples))
+
+
 def compare(samples: Samples, baseline: str, arm: str, **claims: Any) -> Comparison:
     """Compare two arms; ``claims`` are `Comparison`'s ``bound``, ``required`` and ``not_applicable``."""
     return Comparison(baseline, arm, speed_up(samples[baseline], samples[arm]), **claims)

@@ -23,7 +23,17 @@ from dubsar.configs.blocks import Efficiency
 from dubsar.configs.schema import PretrainConfig, shipped_config
 from dubsar.datasets.sources import data_root
 from dubsar.datasets.unlabelled import TileCache
-from dubsar.pipelines.bench.measure import Arm, Comparison, Effort, Measured, Samples, compare, interleave, timings
+from dubsar.pipelines.bench.measure import (
+    Arm,
+    Comparison,
+    Effort,
+    Measured,
+    Samples,
+    compare,
+    interleave,
+    rates,
+    timings,
+)
 from dubsar.pipelines.bench.stage import PlainLoop, Small
 from dubsar.pipelines.levers.apply import apply_levers
 from dubsar.pipelines.levers.resolve import resolve_config
@@ -142,9 +152,7 @@ def _together(groups: dict[str, Samples]) -> Measured:
 
 
 def _measured(name: str, samples: Samples, comparisons: list[Comparison], notes: tuple[str, ...] = ()) -> Measured:
-    found = timings(samples)
-    rates = "images a second: " + "; ".join(f"{t.arm} {1 / t.median:,.1f}" for t in found)
-    return Measured(name, "image", found, comparisons, (rates, *notes))
+    return Measured(name, "image", timings(samples), comparisons, (rates("image", samples), *notes))
 
 
 # --- memory

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from dubsar.datasets.sources import require_outside_data
+from dubsar.pipelines.bench.classify import bench_classify
 from dubsar.pipelines.bench.compile import bench_compile
 from dubsar.pipelines.bench.crops import bench_crops
 from dubsar.pipelines.bench.measure import CLOCKS, LEAST_ROUNDS, Effort, Measured
@@ -28,6 +29,7 @@ BENCHES: dict[str, Callable[[Effort], list[Measured]]] = {
     "optimizer": bench_optimizer,
     "compile": bench_compile,
     "pretrain": bench_pretrain,
+    "classify": bench_classify,
 }
 
 

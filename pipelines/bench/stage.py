@@ -1,6 +1,7 @@
 """The stages at their small sizes, ready to be timed: what ``configs/<stage>.yaml`` builds, and a plain training loop.
 
-Only the number of photographs and lines is cut down, which no step's time depends on.
+Only the number of photographs and lines is cut down, which no step's time depends on; crops have their full side from
+the first step on, and no weights are read.
 """
 
 import copy
@@ -15,11 +16,16 @@ from dubsar.configs.schema import STAGES, StageConfig, shipped_config
 from dubsar.pipelines.bench.measure import Effort
 from dubsar.pipelines.launch import stage_module
 from dubsar.pipelines.levers.resolve import Resolved, resolve_config
-from dubsar.pipelines.stream import Stream
 
 _FEW = {
     "pretrain": ("data.limit=4", "data.labelled=false", "data.synthetic_tablets=0"),
-    "classify": ("data.limit=256", "data.synthetic_fraction=0"),
+    "classify": (
+        "data.limit=256",
+        "data.synthetic_fraction=0",
+        "data.cache=false",
+        "data.first_px=0",
+        "model.weights=",
+    ),
     "detect": ("data.limit=4", "data.synthetic_fraction=0", "data.synthetic_tablets=0"),
     "transliterate": ("data.limit=4000", "data.val_lines=1"),
 }
@@ -29,21 +35,21 @@ _FEW = {
 class Small:
     """A stage, built: its config, resolved levers, system (network and loss), and training batches."""
 
-    config: StageConfig
+    config: Any
     levers: Resolved
     system: Any
-    stream: Stream
+    stream: Any
 
     def copied(self) -> "Small":
         """Return the stage with its own copy of the weights; a compiled network's copy is not compiled."""
         return replace(self, system=copy.deepcopy(self.system))
 
 
-def small_config(stage: str, effort: Effort, *overrides: str) -> StageConfig:
-    """Return the config of the small size; of the debug size where ``effort`` is tiny."""
-    source = shipped_config(f"debug/{stage}" if effort.tiny else stage)
+def small_config(stage: str, effort: Effort, *overrides: str, family: str = "") -> Any:
+    """Return the config of the small size, in a ``family`` of networks; of the debug size where ``effort`` is tiny."""
+    source = shipped_config(f"{'debug' if effort.tiny else family}/{stage}".lstrip("/"))
     few = () if effort.tiny else _FEW[stage]
-    return load(source, STAGES[stage], (*few, *overrides))  # type: ignore[no-any-return]
+    return load(source, STAGES[stage], (*few, *overrides))
 
 
 def build_small(config: StageConfig) -> Small:

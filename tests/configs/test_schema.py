@@ -80,7 +80,7 @@ def test_all_levers_off_is_the_default() -> None:
         ("efficency.precision=bf16", "unknown key 'efficency' (did you mean 'efficiency'?)"),
         ("model.backbone=null", "'model.backbone' is None: Input should be a valid string"),
         ("name=../../etc", "'name' is '../../etc': String should match pattern"),
-        ("name=", "'name' is None"),
+        ("name=null", "'name' is None"),
     ],
 )
 def test_values_out_of_range_are_explained(override: str, message: str) -> None:

@@ -10,11 +10,13 @@ import torch
 from PIL import Image
 
 from dubsar.pipelines.bench import run, step
+from dubsar.pipelines.bench.classify import FAMILIES
 from dubsar.pipelines.bench.measure import Arm, Comparison, Effort, Measured, compare, interleave, timings
 from dubsar.pipelines.bench.optimizer import DEFAULT, FUSED, IMPLEMENTATIONS
 from dubsar.pipelines.bench.result import BenchResult, Machine, seconds, write
 from dubsar.pipelines.bench.run import BENCHES, bench
 from dubsar.pipelines.bench.stage import PlainLoop, build_small, small_config
+from dubsar.pipelines.bench.timm_step import TimmLoop
 from dubsar.pipelines.parity.result import Ratio
 
 TINY = Effort(rounds=6, tiny=True)
@@ -215,3 +217,45 @@ def test_a_copy_of_a_stage_has_its_own_weights_and_a_loop_trains_them() -> None:
     PlainLoop(other).step(other.stream.batch(0))
     assert all(torch.equal(v, before[k]) for k, v in small.system.state_dict().items())
     assert not all(torch.equal(v, before[k]) for k, v in other.system.state_dict().items())
+
+
+@pytest.mark.data
+def test_classify() -> None:
+    step_, backbone, cache = BENCHES["classify"](TINY)
+    (overhead,) = step_.comparisons
+    assert (overhead.baseline, overhead.arm, overhead.required) == ("timm script", "Lightning", pytest.approx(1 / 1.03))
+    assert [(c.baseline, c.arm) for c in backbone.comparisons] == [
+        ("train fp32", "train bf16"),
+        ("read fp32", "read bf16"),
+    ]
+    assert "making batches and steps by turns" in backbone.notes[1]
+    assert cache.comparisons[0].speed_up.low > 0
+    assert all(note.startswith("crops a second: ") for note in (backbone.notes[0], cache.notes[0]))
+
+
+@pytest.mark.data
+def test_the_timm_script_takes_the_same_step() -> None:
+    """It starts from the same random weights and sees the same batch; only the kind of mixup would differ."""
+    alike = (
+        "optim.warmup_steps=0",
+        "model.mixup=0",
+        "model.drop_rate=0",
+        "model.normalise=fixed",
+        "trainer.max_steps=9",
+    )
+    small = build_small(small_config("classify", TINY, *alike, "efficiency.ema={decay: 0.5}"))
+    plain, script = PlainLoop(small), TimmLoop(small.config, len(small.stream.classes))
+    before = copy.deepcopy(script.net.state_dict())
+    batch = small.stream.batch(0)
+    plain.step(batch)
+    script.step(batch)
+    after, ours = script.net.state_dict(), small.system.network.net.state_dict()
+    assert max((after[k] - before[k]).abs().max() for k in after if after[k].is_floating_point()) > 1e-4
+    for name, value in after.items():
+        torch.testing.assert_close(value, ours[name])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_is_timed_at_its_full_side_from_random_weights(family: str) -> None:
+    config = small_config("classify", Effort(), family=family)
+    assert (config.data.first_px, config.model.weights, config.stage) == (0, "", "classify")
