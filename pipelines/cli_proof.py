@@ -30,6 +30,7 @@ class Bench(StrEnum):
     optimizer = "optimizer"
     compile = "compile"
     pretrain = "pretrain"
+    classify = "classify"
 
 
 def parity(  # noqa: PLR0913, PLR0917 - options of a command, which typer passes by name

@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
+from dubsar.pipelines import cli_proof
 from dubsar.pipelines.bench import run, step
 from dubsar.pipelines.bench.classify import FAMILIES
 from dubsar.pipelines.bench.measure import Arm, Comparison, Effort, Measured, compare, interleave, timings
@@ -105,6 +106,10 @@ def test_a_result_passes_only_where_every_requirement_is_met(tmp_path: Path, low
 
 def test_times_are_written_with_their_unit() -> None:
     assert [seconds(v) for v in (2.5, 0.0432, 3.97e-6, 4e-8, 0)] == ["2.5 s", "43.2 ms", "3.97 µs", "40 ns", "0 ns"]
+
+
+def test_the_command_offers_every_bench() -> None:
+    assert [b.value for b in cli_proof.Bench] == list(BENCHES)
 
 
 # --- the benchmarks
