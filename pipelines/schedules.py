@@ -59,7 +59,8 @@ def linear(start: float, end: float, steps: int) -> Schedule:
 def growing_side(first: int, last: int, steps: int) -> Callable[[int], int]:
     """Return the side of training crops by step: it grows in steps of `SIDE_STEP` px over three quarters of the run.
 
-    Small crops teach the coarse shape for a fraction of the time; the last quarter sees what is scored.
+    Small crops teach the coarse shape for a fraction of the time; the last quarter sees what is scored. Dev is scored
+    at the full side throughout, so scores of the first three quarters say little.
 
     Args:
         first: px at step 0.
