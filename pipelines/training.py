@@ -271,9 +271,8 @@ def _callbacks(config: StageConfig, run: RunFolder, levers: Resolved, *, monitor
         StopOnNaN(run.path),
         MetricsLog(run.path / "metrics.jsonl", settings.log_every_steps),
         KeepLast(run.last, settings.checkpoint_every_minutes),
-        ModelCheckpoint(
-            run.checkpoints, "best", monitor=monitor, mode=mode, save_weights_only=True, enable_version_counter=False
-        ),
+        # whole, since Lightning leaves the average, which is what was validated, out of checkpoints of weights alone
+        ModelCheckpoint(run.checkpoints, "best", monitor=monitor, mode=mode, enable_version_counter=False),
     ]
     if levers["ema"]:
         decay = levers["ema"]["decay"]
@@ -299,8 +298,19 @@ def fit(trainer: L.Trainer, system: L.LightningModule, stream: Stream, run: RunF
         stream.start = done * trainer.accumulate_grad_batches
     loader = DataLoader(stream, batch_size=None, num_workers=system.config.trainer.workers)
     trainer.fit(system, loader, one_batch(), ckpt_path=str(run.last) if resume else None, weights_only=True)
+    if run.best.exists() and trainer.global_step % system.config.trainer.val_every_steps:
+        _validate_last(trainer, system, run)
     path = run.best if run.best.exists() else run.last
     system.load_state_dict(torch.load(path, weights_only=True)["state_dict"])
+
+
+def _validate_last(trainer: L.Trainer, system: L.LightningModule, run: RunFolder) -> None:
+    """Validate the weights that a run ends with between two validations, and keep them where they are the best."""
+    keeper = next(c for c in trainer.callbacks if isinstance(c, ModelCheckpoint) and c.monitor)  # type: ignore[attr-defined]
+    (scores,) = trainer.validate(system, one_batch(), verbose=False)
+    score, best = scores[keeper.monitor], keeper.best_model_score
+    if score < best if keeper.mode == "min" else score > best:
+        trainer.save_checkpoint(run.best)
 
 
 def one_batch() -> DataLoader[Any]:
