@@ -140,6 +140,7 @@ class ClassifyData(Block):
     # what the labels of folders and coco are: numbers of a catalogue, names as Oracc has them, glyphs, or plain labels
     catalogue: Literal["none", "glyph", "name", "HZL", "MZL", "ABZ"] = "none"
     tablet_pattern: str = ""  # regular expression that finds the tablet in a file name; empty: without its counter
+    more_signs: str = ""  # table of further training boxes of tablet-signs, such as `dubsar data from-text` writes
     font: str = ""  # file of the font that signs are rendered with; empty: Assyrian, or Noto
     crop_px: Count = 64
     first_px: Natural = 0  # side of training crops at first, shrunk; it grows to crop_px; 0: crop_px throughout
@@ -169,6 +170,8 @@ class ClassifyData(Block):
                 "catalogue and tablet_pattern say how to read a data set of labels, but source is tablet-signs, whose "
                 "tables say both; leave them out, or set source to folders or coco"
             )
+        if self.source != "tablet-signs" and self.more_signs:
+            raise ValueError(f"more_signs adds to tablet-signs, but source is {self.source}; leave it out")
         try:
             re.compile(self.tablet_pattern)
         except re.error as error:

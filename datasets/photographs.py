@@ -19,7 +19,12 @@ class DamagedDataError(ValueError):
 
 
 def labelled_photographs(
-    root: Path, split: str, inventory: Inventory | None = None, *, ignore_unknown: bool = False
+    root: Path,
+    split: str,
+    inventory: Inventory | None = None,
+    *,
+    ignore_unknown: bool = False,
+    more: Path | None = None,
 ) -> list[Photograph]:
     """Read the photographs of a split that have boxes, sorted by file.
 
@@ -28,6 +33,7 @@ def labelled_photographs(
         split: ``train``, ``dev`` or ``test``.
         inventory: classes that the boxes must belong to; any glyph will do where None.
         ignore_unknown: leave out boxes that cannot be used, and print how many; only in ``train``.
+        more: a table of further boxes of ``train``.
 
     Raises:
         FileNotFoundError: the folder or a table is absent.
@@ -37,7 +43,9 @@ def labelled_photographs(
     if ignore_unknown and split != "train":
         raise ValueError(f"ignore_unknown is for training; in split {split} a dropped box would vanish from the truth")
     dropped: list[Issue] | None = [] if ignore_unknown else None
-    photographs = read_tablet_signs(root, split=split, inventory=inventory, dropped=dropped)
+    photographs = read_tablet_signs(
+        root, split=split, inventory=inventory, dropped=dropped, more=more if split == "train" else None
+    )
     if dropped:
         total, empty = len(dropped) + sum(len(p.boxes) for p in photographs), sum(not p.boxes for p in photographs)
         print(

@@ -32,6 +32,7 @@ class SignSource:
         catalogue: what its labels are, see `dubsar.datasets.sign_list.look_up`; of ``tablet-signs`` this is known.
         sign_list: data root that holds ``sign-list/``; needed for each catalogue but ``none``.
         tablet_pattern: see `dubsar.datasets.formats.folders.tablet_in_name`.
+        more: table of further training boxes of ``tablet-signs``.
     """
 
     root: Path
@@ -39,6 +40,7 @@ class SignSource:
     catalogue: str = "none"
     sign_list: Path | None = None
     tablet_pattern: str = ""
+    more: Path | None = None
 
     def inventory(self) -> Inventory:
         """Return the classes: those of ``classes.tsv``, or all labels of the data set, whatever their split.
@@ -90,7 +92,7 @@ class SignSource:
             ValueError: it is faulty, see the readers; a label has no class; or the split holds no sign.
         """
         if self.layout == "tablet-signs":
-            return labelled_photographs(self.root, split, inventory, ignore_unknown=ignore_unknown)
+            return labelled_photographs(self.root, split, inventory, ignore_unknown=ignore_unknown, more=self.more)
         if split not in SPLITS:
             raise ValueError(f"split is {split!r}, expected one of {', '.join(SPLITS)}")
         if ignore_unknown and split != "train":

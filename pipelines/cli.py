@@ -325,6 +325,27 @@ def data_labels(
         report_data_set(root, source.value, catalogue.value, tablet_pattern)
 
 
+@data_app.command("from-text")
+def data_from_text(
+    overrides: Overrides = None,
+    split: Annotated[str, typer.Option(help="train, dev or test.")] = "train",
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="Write the new labels of train as a table.")] = None,
+) -> None:
+    """Label signs that nobody has boxed by the transliteration of their tablet, and say how often that is right.
+
+    Settings are those of `dubsar read`, such as detect_threshold or weights.
+
+    Examples:
+
+        dubsar data from-text --split dev
+
+        dubsar data from-text -o more.tsv && dubsar train classify data.more_signs=more.tsv
+    """
+    from dubsar.pipelines.text_labels import label_from_text
+
+    label_from_text(split, out, _read_config(None, overrides or []))
+
+
 @data_app.command("list")
 def data_list() -> None:
     """List public sources that can be fetched by hand, with address and licence.

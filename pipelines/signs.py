@@ -17,4 +17,5 @@ def open_signs(data: ClassifyData, root: Path | None = None) -> SignSource:
     """
     shared = root or data_root()
     own = Path(data.root) if data.root else shared
-    return SignSource(own, data.source, data.catalogue, shared, data.tablet_pattern)
+    more = Path(data.more_signs) if data.more_signs else None
+    return SignSource(own, data.source, data.catalogue, shared, data.tablet_pattern, more)

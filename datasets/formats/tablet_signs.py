@@ -64,6 +64,7 @@ def read_tablet_signs(
     keep_flagged: bool = False,
     inventory: Inventory | None = None,
     dropped: list[Issue] | None = None,
+    more: Path | None = None,
 ) -> list[Photograph]:
     """Read the photographs of a split with their boxes.
 
@@ -73,6 +74,7 @@ def read_tablet_signs(
         keep_flagged: also return boxes whose ``flag`` is set (duplicates, conflicts, no sign, tiny, no glyph).
         inventory: classes that the unflagged boxes of the split must belong to; any glyph will do where None.
         dropped: where given, a box of the split that cannot be used is listed there and left out instead of refused.
+        more: a table of further boxes with the columns of ``signs.tsv``.
 
     Returns:
         Photographs sorted by file, also those without a box.
@@ -88,7 +90,8 @@ def read_tablet_signs(
     pictures = _read_pictures(images_tsv)
     boxes_of: dict[str, list[SignBox]] = {file: [] for file in pictures}
     first_of: dict[tuple[str, BoxXYXY], SignBox] = {}
-    for row in read_rows(signs_tsv, SIGN_COLUMNS):
+    rows = [(t, row) for t in (signs_tsv, more) if t is not None for row in read_rows(t, SIGN_COLUMNS)]
+    for table, row in rows:
         if row["flag"] and not keep_flagged:
             continue
         picture, line = pictures.get(row["file"], (None, 0))
@@ -103,13 +106,13 @@ def read_tablet_signs(
                 advice = "correct or flag the row"
                 if split in {None, "train"}:
                     advice += ", or drop such boxes with ignore_unknown"
-                raise ValueError(f"{signs_tsv}:{row.line}: {error}; {advice}") from error
-            dropped.append(Issue(signs_tsv, row.line, f"{error}; the box was dropped"))
+                raise ValueError(f"{table}:{row.line}: {error}; {advice}") from error
+            dropped.append(Issue(table, row.line, f"{error}; the box was dropped"))
             continue
         if picture is not None and box.split != picture.split:  # never dropped: it would hide a leak between splits
             raise ValueError(
                 f"{images_tsv}:{line}: {box.file} is in split {picture.split}, "
-                f"its box on signs.tsv:{box.line} in {box.split}; give both the same split"
+                f"its box on {table.name}:{box.line} in {box.split}; give both the same split"
             )
         boxes_of[box.file].append(box)
         if not box.flag:

@@ -87,18 +87,8 @@ def read_photograph(path: Path, engine: "Engine", config: ReadConfig) -> Reading
     with _timed(seconds, "find"):
         everything = engine.find(rgb)
     with _timed(seconds, "order"):
-        views = split_faces(rgb, everything.above(config.detect_threshold).boxes_N4)
-        squarely = squarely_seen(views, everything.boxes_N4)
-        everything = everything.weighted(np.where(squarely, 1.0, config.edge_weight))
-        found = everything.above(config.detect_threshold)
-        owner = assign_faces(views, found.boxes_N4)
-        owner = np.where(owner < 0, _nearest(views, found.boxes_N4), owner)  # no sign is left out
-        rows = [
-            (v, [int(members[i]) for i in row])
-            for v in range(len(views))
-            for members in [np.flatnonzero(owner == v)]
-            for row in group_lines(found.boxes_N4[members])
-        ]
+        place = put_in_order(rgb, everything, config)
+    everything, found = place.everything, place.found
     with _timed(seconds, "classify"):
         probabilities, classes = engine.classify(rgb, found.boxes_N4, config.top_k)
     signs = [
@@ -109,11 +99,12 @@ def read_photograph(path: Path, engine: "Engine", config: ReadConfig) -> Reading
     ]
     with _timed(seconds, "transliterate"):
         widths = found.boxes_N4[:, 2] - found.boxes_N4[:, 0]
-        broken = [_with_breaks(row, found.boxes_N4, float(np.median(widths[owner == v])), signs) for v, row in rows]
+        usual = [float(np.median(widths[place.owner_N == v])) for v, _ in place.rows]
+        broken = [_with_breaks(row, found.boxes_N4, w, signs) for (_, row), w in zip(place.rows, usual, strict=True)]
         lines = transliterate_lines(broken, engine, config)
     faces = []
-    for v, view in enumerate(views):
-        own = [line for (face, _), line in zip(rows, lines, strict=True) if face == v]
+    for v, view in enumerate(place.views):
+        own = [line for (face, _), line in zip(place.rows, lines, strict=True) if face == v]
         if own:
             numbered = tuple(line.model_copy(update={"label": str(n)}) for n, line in enumerate(own, start=1))
             box = _as_box(image.to_file_pixels(np.array([view.box]))[0])
@@ -131,6 +122,42 @@ def read_photograph(path: Path, engine: "Engine", config: ReadConfig) -> Reading
         notes=notes,
     )
     return Reading(tablet, image, everything, seconds, engine.inventory)
+
+
+@dataclass(frozen=True)
+class Order:
+    """Signs in reading order.
+
+    Attributes:
+        views: of the tablet that the photograph shows.
+        everything: all finds, those seen at an angle at less than their score.
+        found: those above the threshold.
+        owner_N: the view that each of these is on.
+        rows: index of the view and indices into ``found`` of each line, from left to right.
+    """
+
+    views: list[FaceView]
+    everything: "Detections"
+    found: "Detections"
+    owner_N: npt.NDArray[np.int64]
+    rows: list[tuple[int, list[int]]]
+
+
+def put_in_order(rgb_HW3: npt.NDArray[np.uint8], everything: "Detections", config: ReadConfig) -> Order:
+    """Sort what was found into views and lines."""
+    views = split_faces(rgb_HW3, everything.above(config.detect_threshold).boxes_N4)
+    squarely = squarely_seen(views, everything.boxes_N4)
+    everything = everything.weighted(np.where(squarely, 1.0, config.edge_weight))
+    found = everything.above(config.detect_threshold)
+    owner = assign_faces(views, found.boxes_N4)
+    owner = np.where(owner < 0, _nearest(views, found.boxes_N4), owner)  # no sign is left out
+    rows = [
+        (v, [int(members[i]) for i in row])
+        for v in range(len(views))
+        for members in [np.flatnonzero(owner == v)]
+        for row in group_lines(found.boxes_N4[members])
+    ]
+    return Order(views, everything, found, owner, rows)
 
 
 def set_aside(faces: list[Face]) -> list[Face]:
