@@ -140,7 +140,7 @@ class ClassifyData(Block):
     # what the labels of folders and coco are: numbers of a catalogue, names as Oracc has them, glyphs, or plain labels
     catalogue: Literal["none", "glyph", "name", "HZL", "MZL", "ABZ"] = "none"
     tablet_pattern: str = ""  # regular expression that finds the tablet in a file name; empty: without its counter
-    more_signs: str = ""  # table of further training boxes of tablet-signs, such as `dubsar data from-text` writes
+    more_signs: str = ""  # table of further training boxes of tablet-signs, such as `dubsar data align` writes
     font: str = ""  # file of the font that signs are rendered with; empty: Assyrian, or Noto
     crop_px: Count = 64
     first_px: Natural = 0  # side of training crops at first, shrunk; it grows to crop_px; 0: crop_px throughout

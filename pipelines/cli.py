@@ -11,17 +11,18 @@ import os
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from dubsar.pipelines.cli_data import data
 from dubsar.pipelines.cli_ensemble import ensemble
 from dubsar.pipelines.cli_features import features, similar
-from dubsar.pipelines.cli_options import Overrides, Stage, stage_config
+from dubsar.pipelines.cli_options import SOME_FAILED, Overrides, Split, Stage, read_config, stage_config
 from dubsar.pipelines.cli_proof import bench, compare, curve, parity, recipes
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else PyTorch's profiler writes to the terminal
-SOME_FAILED, WRONG_USE, ALL_FAILED, NOT_WRITTEN, DIVERGED = 1, 2, 3, 4, 5
+WRONG_USE, ALL_FAILED, NOT_WRITTEN, DIVERGED = 2, 3, 4, 5
 
 app = typer.Typer(
     help="Read cuneiform tablets, and train every model that this takes.",
@@ -30,8 +31,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-data_app = typer.Typer(help="Look after data sets.", no_args_is_help=True)
-app.add_typer(data_app, name="data")
+app.add_typer(data, name="data")
 app.command()(parity)
 app.command()(bench)
 app.command()(compare)
@@ -56,32 +56,6 @@ class Evaluated(StrEnum):
     detect = "detect"
     transliterate = "transliterate"
     read = "read"
-
-
-class Split(StrEnum):
-    """Splits of the data. Tune on dev; test is for the final number."""
-
-    train = "train"
-    dev = "dev"
-    test = "test"
-
-
-class LabelSource(StrEnum):
-    """Layouts of data sets whose classes are labels."""
-
-    folders = "folders"
-    coco = "coco"
-
-
-class Catalogue(StrEnum):
-    """What labels can be."""
-
-    none = "none"
-    glyph = "glyph"
-    name = "name"
-    hzl = "HZL"
-    mzl = "MZL"
-    abz = "ABZ"
 
 
 Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N; auto is the GPU where there is one.")]
@@ -116,7 +90,7 @@ def read(  # noqa: PLR0917 - typer passes all by name
 
     given = {"language": language, "max_megapixels": max_megapixels, "device": device}
     settings = [*(overrides or []), *(f"{key}={value}" for key, value in given.items() if value is not None)]
-    outcome = read_photographs(source, out, _read_config(config, settings), overwrite=overwrite)
+    outcome = read_photographs(source, out, read_config(config, settings), overwrite=overwrite)
     if outcome.failed:
         raise typer.Exit(SOME_FAILED if outcome.done else ALL_FAILED)
 
@@ -184,7 +158,7 @@ def evaluate(  # noqa: PLR0913, PLR0917 - options of a command, which typer pass
         raise ValueError("--report, --relight: only `evaluate classify` has them, not read; leave them out")
     if what is Evaluated.read:
         settings = [*(overrides or []), *([f"device={device}"] if device else [])]
-        evaluate_read(_read_config(None, settings), split.value, limit=limit, out=out)
+        evaluate_read(read_config(None, settings), split.value, limit=limit, out=out)
     else:
         place = device or "auto"
         evaluate_stage(
@@ -227,7 +201,7 @@ def show_config(
     """
     from dubsar.configs.base import dump
 
-    resolved = _read_config(None, overrides or []) if stage == "read" else stage_config(stage, None, overrides)
+    resolved = read_config(None, overrides or []) if stage == "read" else stage_config(stage, None, overrides)
     typer.echo(dump(resolved), nl=False)
 
 
@@ -280,90 +254,6 @@ def doctor() -> None:
     from dubsar.pipelines.doctor import examine
 
     examine()
-
-
-@data_app.command("check")
-def data_check(
-    root: Annotated[Path | None, typer.Argument(help="Data folder; without it DUBSAR_DATA or ../shared/data.")] = None,
-) -> None:
-    """Report every defect of a data set with file and line, and leaks between splits; exit status 1 for errors.
-
-    Examples:
-
-        dubsar data check
-
-        dubsar data check /data/cuneiform
-    """
-    from dubsar.pipelines.data_report import report_defects
-
-    if report_defects(root):
-        raise typer.Exit(SOME_FAILED)
-
-
-@data_app.command("labels")
-def data_labels(
-    root: Annotated[Path | None, typer.Option(help="Also look through a data set of labels: its folder.")] = None,
-    source: Annotated[LabelSource, typer.Option(help="How that data set is laid out.")] = LabelSource.folders,
-    catalogue: Annotated[Catalogue, typer.Option(help="What its labels are.")] = Catalogue.hzl,
-    tablet_pattern: Annotated[str, typer.Option(help="As data.tablet_pattern of classify.")] = "",
-    out: Annotated[Path | None, typer.Option("-o", "--out", help="Write the map as a table with tabs.")] = None,
-) -> None:
-    """Map HZL numbers to MZL, ABZ and Unicode, and count what has no code point, there and in a data set of labels.
-
-    Examples:
-
-        dubsar data labels
-
-        dubsar data labels -o hzl.tsv
-
-        dubsar data labels --root my-crops --source folders --catalogue HZL
-    """
-    from dubsar.pipelines.label_report import report_data_set, report_map
-
-    report_map(out)
-    if root is not None:
-        report_data_set(root, source.value, catalogue.value, tablet_pattern)
-
-
-@data_app.command("from-text")
-def data_from_text(
-    overrides: Overrides = None,
-    split: Annotated[str, typer.Option(help="train, dev or test.")] = "train",
-    out: Annotated[Path | None, typer.Option("-o", "--out", help="Write the new labels of train as a table.")] = None,
-) -> None:
-    """Label signs that nobody has boxed by the transliteration of their tablet, and say how often that is right.
-
-    Settings are those of `dubsar read`, such as detect_threshold or weights.
-
-    Examples:
-
-        dubsar data from-text --split dev
-
-        dubsar data from-text -o more.tsv && dubsar train classify data.more_signs=more.tsv
-    """
-    from dubsar.pipelines.text_labels import label_from_text
-
-    label_from_text(split, out, _read_config(None, overrides or []))
-
-
-@data_app.command("list")
-def data_list() -> None:
-    """List public sources that can be fetched by hand, with address and licence.
-
-    Example:
-
-        dubsar data list
-    """
-    from dubsar.pipelines.data_report import list_sources
-
-    list_sources()
-
-
-def _read_config(path: Path | None, overrides: list[str]) -> Any:
-    from dubsar.configs.base import load
-    from dubsar.configs.schema import ReadConfig, shipped_config
-
-    return load(path or shipped_config("read"), ReadConfig, tuple(overrides))
 
 
 def main() -> None:

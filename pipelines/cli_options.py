@@ -6,6 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
+SOME_FAILED = 1  # exit status
+
 
 class Stage(StrEnum):
     """Trainable stages."""
@@ -14,6 +16,14 @@ class Stage(StrEnum):
     classify = "classify"
     detect = "detect"
     transliterate = "transliterate"
+
+
+class Split(StrEnum):
+    """Splits of the data. Tune on dev; test is for the final number."""
+
+    train = "train"
+    dev = "dev"
+    test = "test"
 
 
 Overrides = Annotated[list[str] | None, typer.Argument(help="Overrides such as `optim.lr=3e-4`.", show_default=False)]
@@ -31,3 +41,15 @@ def stage_config(stage: str, path: Path | None, overrides: list[str] | None) -> 
     if stage not in STAGES:
         raise ConfigError(f"stage is {stage!r}, expected one of {', '.join([*STAGES, 'read'])}")
     return load(path or shipped_config(stage), STAGES[stage], tuple(overrides or ()))
+
+
+def read_config(path: Path | None, overrides: list[str]) -> Any:
+    """Load the settings of reading: those that ship, or a file.
+
+    Raises:
+        ConfigError: faults in the file or the overrides.
+    """
+    from dubsar.configs.base import load
+    from dubsar.configs.schema import ReadConfig, shipped_config
+
+    return load(path or shipped_config("read"), ReadConfig, tuple(overrides))

@@ -1,4 +1,4 @@
-"""What `dubsar data from-text` does: label signs that nobody has boxed, by the transliteration of their tablet.
+"""What `dubsar data align` does: label signs that nobody has boxed, by the transliteration of their tablet.
 
 A photograph is read as far as lines of finds with their class probabilities; each face is aligned with the part of the
 text that fits it best (`dubsar.datasets.text_alignment`); and a find takes the class of the sign of the text that it
@@ -62,9 +62,7 @@ def label_from_text(split: str, out: Path | None, config: ReadConfig) -> dict[st
     if out is not None:
         require_outside_data(out, "--out")
         if split != "train":
-            raise ValueError(
-                f"split is {split}, and labels to learn from are of train; leave --out away to measure only"
-            )
+            raise ValueError(f"split is {split}, but a table to learn from is of train; without --out, it is measured")
     root, engine = data_root(), load_engine(config)
     readings = read_readings(root, engine.inventory)
     texts = {p: root / FOLDER / "text" / f"{p.object_id}.atf" for p in read_tablet_signs(root, split=split)}

@@ -80,8 +80,7 @@ def read_tablet_signs(
         Photographs sorted by file, also those without a box.
 
     Raises:
-        FileNotFoundError: the folder or a table is absent.
-        ValueError: unknown split, or with file and line a row that cannot be used.
+        FileNotFoundError, ValueError: a table is absent; unknown split; or, with file and line, a row is of no use.
     """
     if split is not None and split not in SPLITS:
         raise ValueError(f"split is {split!r}, expected one of {', '.join(SPLITS)}")
@@ -90,8 +89,7 @@ def read_tablet_signs(
     pictures = _read_pictures(images_tsv)
     boxes_of: dict[str, list[SignBox]] = {file: [] for file in pictures}
     first_of: dict[tuple[str, BoxXYXY], SignBox] = {}
-    rows = [(t, row) for t in (signs_tsv, more) if t is not None for row in read_rows(t, SIGN_COLUMNS)]
-    for table, row in rows:
+    for table, row in [(t, row) for t in (signs_tsv, more) if t for row in read_rows(t, SIGN_COLUMNS)]:
         if row["flag"] and not keep_flagged:
             continue
         picture, line = pictures.get(row["file"], (None, 0))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from dubsar.pipelines import cli
+from dubsar.pipelines import cli, cli_data
 
 COMMANDS = [
     ["read"],
@@ -31,6 +31,7 @@ COMMANDS = [
     ["doctor"],
     ["data", "check"],
     ["data", "labels"],
+    ["data", "align"],
     ["data", "list"],
 ]
 
@@ -63,7 +64,7 @@ def test_help_of_every_command_has_an_example(command: list[str]) -> None:
 
 def test_every_command_is_tested_here() -> None:
     names = {c.name or c.callback.__name__ for c in cli.app.registered_commands if c.callback}
-    names |= {f"data {c.name or c.callback.__name__}" for c in cli.data_app.registered_commands if c.callback}
+    names |= {f"data {c.name or c.callback.__name__}" for c in cli_data.data.registered_commands if c.callback}
     assert names == {" ".join(c) for c in COMMANDS}
 
 
