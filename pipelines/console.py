@@ -1,9 +1,14 @@
-"""Print tables so that nothing is cut off."""
+"""Print scores and tables so that nothing is cut off."""
 
 from rich.console import Console
 from rich.table import Table
 
 _UNFOLDED = 10_000  # columns
+
+
+def cell(name: str, value: float) -> str:
+    """Write a score with two decimals, and a probability of error (``p``), which is no percentage, with four."""
+    return f"{value:.{4 if name == 'p' else 2}f}"
 
 
 def print_table(table: Table) -> None:

@@ -24,7 +24,7 @@ from dubsar.datasets.photographs import labelled_photographs
 from dubsar.datasets.sources import data_root, require_outside_data
 from dubsar.models.checkpoint import shipped
 from dubsar.pipelines.callbacks import write_json
-from dubsar.pipelines.console import print_table
+from dubsar.pipelines.console import cell, print_table
 from dubsar.pipelines.metrics import Found, average_precision, score_text
 from dubsar.pipelines.networks import find_device, inventory_of, load_byt5, load_detector
 from dubsar.pipelines.reading.evaluate import ReadScores, add_signs, add_text
@@ -250,11 +250,7 @@ def _report(title: str, scores: Scores, out: Path | None, device: torch.device) 
 
 
 def _table(title: str, scores: Scores) -> Table:
-    cells = {
-        (name, subset): f"{value:.{4 if name == 'p' else 2}f}"  # a probability is no percentage
-        for subset, part in scores.items()
-        for name, value in part.items()
-    }
+    cells = {(name, subset): cell(name, value) for subset, part in scores.items() for name, value in part.items()}
     if len(scores) > len({name for name, _ in cells}):  # a page is higher than wide
         cells = {(subset, name): value for (name, subset), value in cells.items()}
     rows, columns = (list(dict.fromkeys(place[axis] for place in cells)) for axis in (0, 1))

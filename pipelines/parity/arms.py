@@ -22,6 +22,7 @@ from dubsar.pipelines.launch import stage_module
 from dubsar.pipelines.levers.resolve import resolve_config
 from dubsar.pipelines.parity.result import Curve
 from dubsar.pipelines.parity.tallies import TALLIES, Tally
+from dubsar.pipelines.stages import classify
 from dubsar.pipelines.training import RunFolder, build_trainer, commit, fit, hardware, open_run, seed_everything
 
 NEVER = 10**9
@@ -87,7 +88,10 @@ def train_arm(
     resume = run.last.exists()
     print(f"{name}, seed {config.trainer.seed}: {'goes on' if resume else 'starts'}", flush=True)
     system, stream = _train(config, run, prepared, change, resume=resume)
-    merge_adapters(system.network)
+    if config.stage == "classify":
+        classify.finish(system, stream)
+    else:
+        merge_adapters(system.network)
     tally = TALLIES[config.stage](system, stream) if score else None
     curve = _curve(name, config, run, tally.percent if tally else {})
     rows = [row for row in read_metrics(run.path / "metrics.jsonl") if "train/loss" not in row]

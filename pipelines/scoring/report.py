@@ -17,6 +17,7 @@ from dubsar.datasets.synthetic.glyphs import FontError, GlyphFont, available_fon
 from dubsar.models.checkpoint import write_atomically
 from dubsar.pipelines.calibration import best_guess, reliability
 from dubsar.pipelines.callbacks import write_json
+from dubsar.pipelines.console import cell
 from dubsar.pipelines.feature_pictures import Tile, png, sheet
 from dubsar.pipelines.pages import html_page, html_picture, html_table, html_text
 from dubsar.pipelines.scoring.confusions import Pair, confused_pairs, confusion_shares
@@ -144,7 +145,7 @@ def _parts(scores: Scores, pictures: dict[str, bytes], pairs: Sequence[Pair], se
     for name, row in scores.items():
         kinds.setdefault(tuple(row), []).append((name, row))
     for columns, rows in kinds.items():
-        parts.append(html_table(("", *columns), [(n, *(f"{v:.2f}" for v in row.values())) for n, row in rows]))
+        parts.append(html_table(("", *columns), [(n, *(cell(k, v) for k, v in row.items())) for n, row in rows]))
     for name, caption in captions.items():
         if name in pictures:
             parts += [f"<h2>{name.capitalize()}</h2>", html_text(caption + "."), html_picture(name, pictures[name])]

@@ -349,6 +349,13 @@ def _font(root: Path, own: str) -> GlyphFont:
     return font
 
 
+def finish(system: ClassifySystem, stream: CropStream) -> None:
+    """Make a trained network what is scored and written: adapters merged, prototypes added."""
+    merge_adapters(system.network)
+    if system.config.model.prototypes:
+        add_prototypes(system.network, stream.crops, system.config)
+
+
 def add_prototypes(network: SignClassifier, crops: Crops, config: ClassifyConfig) -> None:
     """Let likeness to the training crops, seen without augmentation, count beside the head.
 
@@ -376,9 +383,7 @@ def run(config: ClassifyConfig, folder: Path, *, resume: bool = False, overwrite
     fit(trainer, system, stream, run_folder, resume=resume)
     if not is_first_rank(config.trainer):
         return {}
-    merge_adapters(system.network)
-    if config.model.prototypes:
-        add_prototypes(system.network, stream.crops, config)
+    finish(system, stream)
     scores = score_crops(system.network, system.dev).to_dict()
     card = model_card(
         config,

@@ -15,9 +15,9 @@ from dubsar.configs.base import load
 from dubsar.configs.schema import ClassifyConfig, DetectConfig
 from dubsar.configs.variants import load_variants
 from dubsar.pipelines import cli
-from dubsar.pipelines.parity.arms import Arm
+from dubsar.pipelines.parity.arms import Arm, train_arm
 from dubsar.pipelines.parity.result import Curve
-from dubsar.pipelines.parity.tallies import Tally
+from dubsar.pipelines.parity.tallies import TALLIES, Tally
 from dubsar.pipelines.stages import classify
 from dubsar.pipelines.trials.curve import draw_learning_curve, learning_curve
 from dubsar.pipelines.trials.recipes import measure, try_recipes
@@ -112,6 +112,19 @@ def test_variants_are_tabulated_against_the_first(
     assert "what the others are measured against" in page
     monkeypatch.setattr(classify, "build", fails)
     assert try_recipes(configs, folder, seeds=2) == trials
+
+
+@pytest.mark.data
+def test_a_variant_with_prototypes_is_scored_with_them(
+    tmp_path: Path, data_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scored: list[bool] = []
+    tally = TALLIES["classify"]
+    monkeypatch.setitem(
+        TALLIES, "classify", lambda s, stream: scored.append(s.network.prototypes is not None) or tally(s, stream)
+    )
+    train_arm(config("model.prototypes={weight: 1}"), "prototypes", tmp_path)
+    assert scored == [True]
 
 
 def test_gains_are_adjusted_for_the_number_of_variants() -> None:
