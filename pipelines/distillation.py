@@ -19,7 +19,7 @@ from dubsar.configs.schema import ClassifyConfig, Distill
 from dubsar.datasets.inventory import Inventory
 from dubsar.models.ensemble import Classifier, SignEnsemble, resized
 from dubsar.models.precision import at_least_float32
-from dubsar.pipelines.networks import inventory_of, load_classifier
+from dubsar.pipelines.networks import load_classifier
 
 
 class Teacher:
@@ -83,7 +83,6 @@ def load_teacher(config: ClassifyConfig, inventory: Inventory) -> Teacher | None
     path = Path(config.model.teacher)
     with torch.random.fork_rng(devices=[]):  # the student's first weights are drawn as if there were no teacher
         network, trained, file = load_classifier(path)
-    inventory_of(file, path)
     inventory.require(file.card["inventory_hash"], f"model.teacher: {path}")
     if trained.data.context != config.data.context:
         raise ValueError(

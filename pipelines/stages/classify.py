@@ -305,7 +305,7 @@ def build(
     inventory = open_signs(data, root).inventory()
     teacher = load_teacher(config, inventory)
     network = build_classifier(config, len(inventory))
-    _require_any_side(network, data)
+    _require_sides(network, data)
     if config.model.train == "head":
         network.freeze_backbone()
     apply_levers(network, levers)
@@ -317,16 +317,18 @@ def build(
     return ClassifySystem(network, dev, counts / counts.sum(), config, levers, teacher), stream
 
 
-def _require_any_side(network: SignClassifier, data: ClassifyData) -> None:
-    """Refuse growing crops for a network that takes one side, or whole patches, alone."""
-    for side in {data.first_px, min(data.first_px + SIDE_STEP, data.crop_px)} if data.first_px else ():
+def _require_sides(network: SignClassifier, data: ClassifyData) -> None:
+    """Refuse crops of a side that the backbone does not take; some take one alone, some take whole patches."""
+    sides = [("crop_px", data.crop_px, f"set another side, or give model.backbone_args={{img_size: {data.crop_px}}}")]
+    if data.first_px:
+        growing = (data.first_px, min(data.first_px + SIDE_STEP, data.crop_px))
+        sides += [("first_px", side, "leave it out") for side in growing]
+    for name, side, advice in sides:
         try:
             network.eval()(torch.zeros(1, 3, side, side))
-        except AssertionError as error:  # timm's way of refusing
-            raise ValueError(
-                f"data.first_px is {data.first_px}, but this backbone takes no crops of {side} px ({error}); "
-                "leave it out"
-            ) from error
+        except (AssertionError, RuntimeError) as error:  # timm's ways of refusing
+            fault = f"data.{name} is {getattr(data, name)}, but this backbone takes no crops of {side} px ({error})"
+            raise ValueError(f"{fault}; {advice}") from error
     network.train()
 
 

@@ -10,7 +10,9 @@ from dubsar.pipelines.parity.arms import NEVER, Arm, arm_file, train_arm, with_s
 from dubsar.pipelines.stages import classify
 
 # settings of `data` that change what is drawn from the crops, not how they are cut
-_NOT_CUT = frozenset({"batch_size", "sampler", "balance_power", "synthetic_fraction", "label_fraction"})
+_NOT_CUT = frozenset(
+    {"batch_size", "sampler", "balance_power", "synthetic_fraction", "label_fraction", "first_px", "font", "cache"}
+)
 
 
 class CropShelf:

@@ -40,6 +40,13 @@ def test_a_step_sees_smaller_crops_first_and_whole_ones_last(data_root: Path, mo
     assert sides == [16, 24, 32]
 
 
+@pytest.mark.parametrize("backbone", ["vit_tiny_patch16_224", "swin_tiny_patch4_window7_224"])
+def test_a_network_of_another_side_says_how_to_set_it(data_root: Path, backbone: str) -> None:
+    message = r"data\.crop_px is 32, but this backbone takes no crops of 32 px \(.*\); set .*img_size: 32"
+    with pytest.raises(ValueError, match=message):
+        build(config(f"model.backbone={backbone}"), resolve_config(config()))
+
+
 def test_a_network_of_one_side_refuses_growing_crops(data_root: Path) -> None:
     asked = ("data.first_px=16", "model.backbone=vit_tiny_patch16_224", "model.backbone_args={img_size: 32, depth: 1}")
     with pytest.raises(ValueError, match=r"data\.first_px is 16, but this backbone takes no crops of 16 px \(.*32.*\)"):
