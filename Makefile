@@ -23,7 +23,7 @@ check: $(VENV)/.installed-dev types ## what must pass before a commit
 types: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
-train-small: $(VENV)/.installed ## train the weights that ship, on two CPU cores
+train-small: $(VENV)/.installed ## train all stages on two CPU cores, and ship what comes of it
 	for stage in transliterate detect classify; do $(BIN)/dubsar train $$stage --overwrite && $(BIN)/dubsar ship $$stage || exit; done
 
 notebooks: $(VENV)/.installed-dev ## generate the .ipynb from notebooks/src, outputs stripped
