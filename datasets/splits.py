@@ -3,7 +3,7 @@
 Two records are one tablet if their numbers share a part: ``K 03323 + K 18186`` and ``K.18186`` are. Museum numbers are
 compared in one spelling, since collections write them differently: ``K 09237`` = ``K.9237``, and for accession dates
 ``Ki 1904-10-9,098`` = ``1904,1009.98``, ``83-1-18,726`` = ``1883,0118.726``. A bare number after ``+`` takes the
-letters before it: ``K.1+2`` is K.1 and K.2.
+letters before it: ``K.1+2`` is K.1 and K.2. What has no number is known by its file (`unnumbered`), as it is written.
 """
 
 import hashlib
@@ -15,6 +15,7 @@ from pathlib import Path
 from dubsar.datasets.issues import Issue
 
 SPLITS = ("train", "dev", "test")
+_FILE = "file:"
 _JOIN = re.compile(r"\(\s*\+\s*\)|\+")
 _TOKEN = re.compile(r"[^\W\d_]+|\d+")
 _ACCESSION_EBL = re.compile(r"(?:18|19)(\d\d),(\d\d)(\d\d)\.(\d+\w?)")
@@ -36,8 +37,15 @@ class Record:
         return f"{self.path.name}:{self.line}"
 
 
+def unnumbered(file: str) -> str:
+    """Return the identifier of a picture whose tablet is not known; files differ in case and in each sign."""
+    return _FILE + file
+
+
 def tablet_parts(identifier: str) -> tuple[str, ...]:
     """Return the parts of a number in one spelling: ``"K 01292+"`` gives ``("K.1292",)``."""
+    if identifier.startswith(_FILE):
+        return (identifier,)
     parts: list[str] = []
     letters: list[str] = []
     for piece in _JOIN.split(identifier):

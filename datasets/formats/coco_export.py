@@ -3,13 +3,14 @@
     ROOT/{train,valid,test}/_annotations.coco.json   the data set's own splits, pictures beside the JSON; ``dev`` and
                                                      ``val`` are names of ``valid``
     ROOT/*.json                                      one file, pictures beside it or in ``images``; split here, by
-                                                     tablet where file names tell it, else by photograph
+                                                     tablet: of pictures in folders each folder is one (a camera's
+                                                     names say nothing); else as file names tell, else by photograph
 
 Labels are kept as they are written, in NFC. Boxes are judged by `dubsar.datasets.formats.coco`.
 """
 
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from unicodedata import normalize
 
 from PIL import Image
@@ -19,7 +20,7 @@ from dubsar.datasets.formats.collect import label_of
 from dubsar.datasets.formats.folders import SPLIT_FOLDERS, original_name, tablet_in_name
 from dubsar.datasets.formats.tablet_signs import Photograph, SignBox
 from dubsar.datasets.issues import Issue
-from dubsar.datasets.splits import Record, draw_splits, find_leaks
+from dubsar.datasets.splits import Record, draw_splits, find_leaks, unnumbered
 from dubsar.datasets.tablet import Tablet
 
 JSON = "_annotations.coco.json"
@@ -120,14 +121,21 @@ def _photograph(root: Path, file: CocoFile, tablet: Tablet, pattern: str) -> Pho
     if not tablet.image:
         raise ValueError(f"{file.path}: a picture has no file_name; expected one beside the JSON or in images/")
     path, name = _place(root, file.path.parent, tablet.image)
-    stem = Path(tablet.image).stem
     boxes = []
     for sign in tablet.signs():
         label = normalize("NFC", label_of(sign))
         if sign.box is not None:
             boxes.append(SignBox(name, sign.box, label, label, "", "", file.split, "", "coco", 0))
-    known_as = tablet_in_name(stem, "", pattern) or original_name(stem)
+    known_as = _tablet(PurePosixPath(tablet.image).with_suffix(""), pattern)
     return Photograph(name, path, known_as, "", tablet.width, tablet.height, file.split, "coco", tuple(boxes))
+
+
+def _tablet(name: PurePosixPath, pattern: str) -> str:
+    """Return the tablet of a picture by its name below the JSON file; what the user's pattern finds comes first."""
+    folder = "/".join(part for part in name.parts[:-1] if part != "images")
+    if folder:
+        return (pattern and tablet_in_name(str(name), "", pattern)) or unnumbered(folder)
+    return tablet_in_name(name.name, "", pattern) or unnumbered(original_name(name.name))
 
 
 def _place(root: Path, folder: Path, name: str) -> tuple[Path, str]:

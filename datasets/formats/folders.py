@@ -20,7 +20,7 @@ from dubsar.datasets.formats.tablet_signs import Photograph, SignBox
 from dubsar.datasets.images import IMAGE_SUFFIXES
 from dubsar.datasets.inventory import CATALOGUES
 from dubsar.datasets.issues import Issue
-from dubsar.datasets.splits import Record, draw_splits, find_leaks
+from dubsar.datasets.splits import Record, draw_splits, find_leaks, unnumbered
 
 SPLIT_FOLDERS = {"train": "train", "valid": "dev", "val": "dev", "dev": "dev", "test": "test"}
 _EXPECTED = "expected ROOT/CLASS/*.png, or ROOT/train/CLASS/*.png with valid and test beside it"
@@ -111,7 +111,7 @@ def _tablet(path: Path, root: Path, label: str, pattern: str) -> str:
     told = tablet_in_name(path.stem, label, pattern)
     name = original_name(path.stem)
     alone = f"{label}/{name}" if name != normalize("NFC", path.stem) else path.relative_to(root).as_posix()
-    return told or alone.replace("+", " ")  # in a tablet's number it joins fragments
+    return told or unnumbered(alone)
 
 
 def _squeezed(name: str) -> str:

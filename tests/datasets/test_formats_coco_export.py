@@ -67,6 +67,26 @@ def test_one_file_is_split_by_tablet_with_pictures_beside_it_or_in_images(tmp_pa
     assert all(p.path.exists() for p in read)
 
 
+@pytest.mark.parametrize("name", ["{:03}.png", "DSC0{}.png", "obverse{}.png"])
+def test_pictures_of_one_folder_are_of_one_tablet_whatever_their_names(tmp_path: Path, name: str) -> None:
+    views = {f"tablet {n}/{name.format(view)}": [("AN", BOX)] for n in range(40) for view in range(3)}
+    photographs = list_coco(put(tmp_path, views, "signs.json"))[0]
+    assert {p.split for p in photographs} == {"train", "dev", "test"}
+    split_of: dict[str, set[str]] = {}
+    for photograph in photographs:
+        split_of.setdefault(photograph.path.parent.name, set()).add(photograph.split)
+    assert len({p.object_id for p in photographs}) == len(split_of) == 40
+    assert all(len(splits) == 1 for splits in split_of.values())
+
+
+def test_a_pattern_finds_the_tablet_in_the_folder_as_well(tmp_path: Path) -> None:
+    views = {f"box {n}/K{n}/{view}.png": [("AN", BOX)] for n in range(2) for view in range(2)}
+    for file in views:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+    photographs = list_coco(put(tmp_path, views, "signs.json"), r"K\d+")[0]
+    assert [p.object_id for p in photographs] == ["K0", "K0", "K1", "K1"]
+
+
 def test_a_tablet_in_two_splits_is_listed(tmp_path: Path) -> None:
     put(tmp_path / "train", {"K1-0.png": [("AN", BOX)]})
     put(tmp_path / "valid", {"K1-1.png": [("AN", BOX)]})

@@ -98,7 +98,7 @@ def test_a_pattern_finds_the_tablet(tmp_path: Path) -> None:
     assert tablet_in_name("crop7 of Bo 2023 b", pattern=r"Bo \d+") == "Bo 2023"
     assert tablet_in_name("crop7", pattern=r"Bo \d+") == ""
     files, _ = list_folders(put(tmp_path, "AN/a-K1.png", "DU/b-K1.png", "DU/c.png"), r"K\d+")
-    assert [f.tablet for f in files] == ["K1", "K1", "DU/c.png"]
+    assert [f.tablet for f in files] == ["K1", "K1", "file:DU/c.png"]
 
 
 def test_copies_of_one_picture_stay_together_and_are_found_in_two_splits(tmp_path: Path) -> None:
@@ -111,9 +111,14 @@ def test_copies_of_one_picture_stay_together_and_are_found_in_two_splits(tmp_pat
     assert all(len(splits) == 1 for splits in split_of.values())
     put(tmp_path / "own", "train/AN/x_jpg.rf.0a.png", "valid/AN/x_jpg.rf.1b.png", "valid/DU/x.png")
     assert messages(tmp_path / "own") == [
-        "error: x_jpg.rf.1b.png: tablet AN/x is in split dev here and in train on x_jpg.rf.0a.png:0; keep a tablet "
+        "error: x_jpg.rf.1b.png: tablet file:AN/x is in split dev here and in train on x_jpg.rf.0a.png:0; keep a tablet "
         "with all its fragments in one split"
     ]
+
+
+def test_labels_that_differ_in_case_or_accent_alone_share_no_picture(tmp_path: Path) -> None:
+    put(tmp_path, "train/SU/12.png", "train/ŠU/12.png", "valid/su/12.png", "valid/šu/12.png")
+    assert not [m for m in messages(tmp_path) if "is in split" in m]
 
 
 def test_a_label_with_a_plus_is_split_like_any_other(tmp_path: Path) -> None:
