@@ -19,7 +19,7 @@ from rich.table import Table
 
 from dubsar.configs.schema import ClassifyConfig
 from dubsar.datasets.crops import CropSize
-from dubsar.datasets.sources import data_root, require_outside_data
+from dubsar.datasets.sources import require_outside_data
 from dubsar.models.backbones import SignClassifier
 from dubsar.models.checkpoint import ModelFile, save_model
 from dubsar.models.ensemble import SignEnsemble
@@ -29,6 +29,7 @@ from dubsar.pipelines.metrics import score_classes
 from dubsar.pipelines.networks import find_device, inventory_of, load_classifier
 from dubsar.pipelines.reading.engine import classify_crops, margins, mean_probabilities
 from dubsar.pipelines.ship import training_seconds
+from dubsar.pipelines.signs import open_common_signs
 from dubsar.pipelines.stages.classify import Crops, read_crops
 from dubsar.pipelines.training import commit, model_card
 
@@ -85,7 +86,8 @@ def ensemble(paths: Sequence[Path], out: Path, *, device: str = "auto", overwrit
     for member in members:
         member.network.to(found)
     inventory = inventory_of(members[0].file, paths[0])
-    cut = partial(read_crops, data_root(), "dev", inventory=inventory)
+    signs = open_common_signs([(path, m.config.data) for path, m in zip(paths, members, strict=True)])
+    cut = partial(read_crops, signs, "dev", inventory=inventory)
     own, crops = member_views([m.network for m in members], [m.size for m in members], lambda size: cut(size=size))
     largest = max((m.size for m in members), key=lambda size: size.crop_px)
     shown = _shown(members, own, [cut(size=margin) for margin in margins(largest)], largest)

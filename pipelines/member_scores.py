@@ -14,7 +14,7 @@ from dubsar.datasets.crops import CropSize
 from dubsar.models.backbones import SignClassifier
 from dubsar.models.checkpoint import ModelFile
 from dubsar.models.ensemble import Classifier, SignEnsemble
-from dubsar.pipelines.metrics import score_classes
+from dubsar.pipelines.metrics import hits, score_classes
 from dubsar.pipelines.parity.statistics import Counts, compare, two_sided
 from dubsar.pipelines.reading.engine import classify_crops, margins, mean_probabilities
 from dubsar.pipelines.stages.classify import Crops
@@ -94,6 +94,5 @@ def gains(before_NC: Floats, after: Mapping[str, Floats], crops: Crops) -> dict[
 
 
 def _counts(found_NC: Floats, crops: Crops, top: int) -> Counts:
-    best_NK = np.argsort(-found_NC, axis=1)[:, :top]
-    right_N = (best_NK == crops.classes_N[:, None]).any(1)
+    right_N = hits(found_NC, crops.classes_N, top)
     return Counts.of_items(right_N[None], np.ones(len(right_N)), crops.tablets_N)

@@ -76,20 +76,25 @@ class ClassScores:
         return asdict(self)
 
 
+def hits(scores_NC: npt.NDArray[Any], truth_N: npt.NDArray[np.int64], top: int) -> npt.NDArray[np.bool_]:
+    """Say of each crop (N,) whether its true class is among the ``top`` of highest score."""
+    best_NK = np.argsort(-scores_NC, axis=1)[:, :top]
+    return np.asarray((best_NK == truth_N[:, None]).any(1))
+
+
 def score_classes(logits_NC: npt.NDArray[np.float32], truth_N: npt.NDArray[np.int64]) -> ClassScores:
     """Score logits (N, C) against class ids (N,)."""
     count = len(truth_N)
     if not count:
         return ClassScores(0.0, 0.0, 0.0, 0, 0)
-    top5 = np.argsort(-logits_NC, axis=1)[:, :5]
-    guess, present = top5[:, 0], np.unique(truth_N)
+    guess, present = logits_NC.argmax(1), np.unique(truth_N)
     f1 = []
     for c in present:
         hit = np.sum((guess == c) & (truth_N == c))
         f1.append(2 * hit / (np.sum(guess == c) + np.sum(truth_N == c)))
     return ClassScores(
         top1=100 * float(np.mean(guess == truth_N)),
-        top5=100 * float(np.mean((top5 == truth_N[:, None]).any(1))),
+        top5=100 * float(np.mean(hits(logits_NC, truth_N, 5))),
         macro_f1=100 * float(np.mean(f1)),
         crops=count,
         classes=len(present),

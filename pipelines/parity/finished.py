@@ -5,7 +5,7 @@ no spread of seeds, so the verdict holds for these two files: another training b
 (that is `dubsar parity STAGE --seeds`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from dubsar.datasets.crops import CropSize
-from dubsar.datasets.inventory import Inventory
-from dubsar.datasets.photographs import labelled_photographs
-from dubsar.datasets.sources import data_root, require_outside_data
+from dubsar.datasets.sources import require_outside_data
 from dubsar.models.checkpoint import ModelFile
 from dubsar.models.ensemble import Classifier
 from dubsar.pipelines.bench.measure import Arm as TimedArm
@@ -31,8 +30,10 @@ from dubsar.pipelines.parity.report.write import write_reports
 from dubsar.pipelines.parity.result import Curve, ParityResult, Ratio
 from dubsar.pipelines.parity.run import PACKAGES, compare_arms, compare_strata
 from dubsar.pipelines.parity.statistics import worst
-from dubsar.pipelines.parity.tallies import HIGHER_IS_BETTER, RARE, Bools, Tally
+from dubsar.pipelines.parity.tallies import HIGHER_IS_BETTER, tally_signs
 from dubsar.pipelines.reading.engine import classify_crops, margins, mean_probabilities
+from dubsar.pipelines.scoring.scores import training_counts
+from dubsar.pipelines.signs import open_common_signs
 from dubsar.pipelines.stages.classify import Crops, read_crops
 from dubsar.pipelines.training import commit, hardware
 
@@ -74,11 +75,18 @@ def judge_files(reference: Path, candidate: Path, declared: Mapping[str, float],
     loaded = [load_classifier(path) for path in (reference, candidate)]
     inventory = inventory_of(loaded[0][2], reference)
     inventory.require(inventory_of(loaded[1][2], candidate).hash, str(candidate))
-    rare_C = _rare(inventory, ignore_unknown=any(config.data.ignore_unknown for _, config, _ in loaded))
-    files = [
-        _read(name, network, file, CropSize(config.data.crop_px, config.data.context), split, rare_C)
-        for name, (network, config, file) in zip(ARMS, loaded, strict=True)
-    ]
+    signs = open_common_signs([(reference, loaded[0][1].data), (candidate, loaded[1][1].data)])
+    unknown = any(config.data.ignore_unknown for _, config, _ in loaded)
+    counts_C = training_counts(signs.photographs("train", inventory, ignore_unknown=unknown), inventory)
+    cut = partial(read_crops, signs, split, inventory=inventory)
+    files = []
+    for name, (network, config, file) in zip(ARMS, loaded, strict=True):
+        seen = [cut(size=margin) for margin in margins(CropSize(config.data.crop_px, config.data.context))]
+        if (tablets := len(np.unique(seen[0].tablets_N))) < 2:
+            raise ValueError(
+                f"{split} has signs of {tablets} tablet, expected two or more: how they differ is the error"
+            )
+        files.append(_read(name, network, file, seen, counts_C))
     before, after = ([one.arm] for one in files)
     intervals = compare_arms(STAGE, before, after, finished=True)
     outcomes = judge_metrics(intervals, declared, HIGHER_IS_BETTER)
@@ -105,33 +113,13 @@ def judge_files(reference: Path, candidate: Path, declared: Mapping[str, float],
     return result
 
 
-def _rare(inventory: Inventory, *, ignore_unknown: bool) -> Bools:
-    """Say of each class whether the training photographs show it fewer than `RARE` times."""
-    counts_C = np.zeros(len(inventory), dtype=np.int64)
-    for photograph in labelled_photographs(data_root(), "train", ignore_unknown=ignore_unknown):
-        for box in photograph.boxes:
-            if box.glyph in inventory.id_of_glyph:
-                counts_C[inventory.id_of_glyph[box.glyph]] += 1
-    return counts_C < RARE
-
-
-def _read(name: str, network: Classifier, file: ModelFile, size: CropSize, split: str, rare_C: Bools) -> Finished:
-    """Read the signs of a split in true boxes, as `dubsar read` would."""
-    cut = partial(read_crops, data_root(), split, inventory=Inventory.from_list(file.card["inventory"]))
-    seen = [cut(size=margin) for margin in margins(size)]
-    if (tablets := len(np.unique(seen[0].tablets_N))) < 2:
-        raise ValueError(f"{split} has signs of {tablets} tablet, expected two or more: how they differ is the error")
+def _read(
+    name: str, network: Classifier, file: ModelFile, seen: Sequence[Crops], counts_C: npt.NDArray[np.int64]
+) -> Finished:
+    """Read signs in true boxes, of which there are crops of all margins, as `dubsar read` would."""
     views = [classify_crops(network, crops.pixels_NSS3) for crops in seen]
     said_NC = mean_probabilities(views, float(file.card.get("temperature", 1.0))).numpy()
-    best_N5 = np.argsort(-said_NC, axis=1)[:, :5]
-    right_N5 = best_N5 == seen[0].classes_N[:, None]
-    ones, rare_N = np.ones(len(right_N5)), rare_C[seen[0].classes_N]
-    tally = Tally(
-        seen[0].tablets_N,
-        {"top1": right_N5[:, 0].astype(float), "top5": right_N5.any(1).astype(float)},
-        {"top1": ones, "top5": ones},
-        {f"rare signs (under {RARE} crops)": rare_N, "frequent signs": ~rare_N},
-    )
+    tally = tally_signs(said_NC, seen[0], counts_C)
     about = [str(file.card.get(key, "unknown")) for key in ("commit", "hardware")]
     curve = Curve(name, 0, [], [], float("nan"), tally.percent, *about)  # there is no training to draw
     return Finished(network, file, seen[0], Arm(curve, tally, []))

@@ -17,7 +17,9 @@ from dubsar.datasets.boxes import areas, match
 from dubsar.datasets.photographs import open_photographs
 from dubsar.datasets.text import canonical, tokens
 from dubsar.models.transliterator import clean, transliterate
+from dubsar.pipelines.metrics import hits
 from dubsar.pipelines.reading.engine import classify_crops, find_signs, tile_settings
+from dubsar.pipelines.stages.classify import Crops, CropStream
 from dubsar.pipelines.stream import Stream
 
 Floats = npt.NDArray[np.float64]
@@ -69,19 +71,29 @@ class Tally:
         return {name: 100 * float(part_N.sum() / self.wholes[name].sum()) for name, part_N in self.parts.items()}
 
 
-def _classify(system: Any, stream: Stream) -> Tally:
-    dev = system.dev
-    logits_NC = classify_crops(system.network, dev.pixels_NSS3).numpy()
-    best = np.argsort(-logits_NC, axis=1)[:, :5]
-    right_N5 = best == dev.classes_N[:, None]
-    rare = np.bincount(stream.crops.classes_N, minlength=logits_NC.shape[1])[dev.classes_N] < RARE  # type: ignore[attr-defined]
-    ones = np.ones(len(dev.classes_N))
+def tally_signs(scores_NC: npt.NDArray[np.float32], crops: Crops, counts_C: npt.NDArray[np.int64]) -> Tally:
+    """Count the right answers of a classifier, crop by crop.
+
+    Args:
+        scores_NC: of each crop and class, the higher the likelier.
+        crops: true classes and tablets.
+        counts_C: training crops of each class.
+    """
+    right = {f"top{top}": hits(scores_NC, crops.classes_N, top).astype(float) for top in (1, 5)}
+    rare_N = counts_C[crops.classes_N] < RARE
     return Tally(
-        dev.tablets_N,
-        {"top1": right_N5[:, 0].astype(float), "top5": right_N5.any(1).astype(float)},
-        {"top1": ones, "top5": ones},
-        {f"rare signs (under {RARE} crops)": rare, "frequent signs": ~rare},
+        crops.tablets_N,
+        right,
+        {name: np.ones(len(rare_N)) for name in right},
+        {f"rare signs (under {RARE} crops)": rare_N, "frequent signs": ~rare_N},
     )
+
+
+def _classify(system: Any, stream: Stream) -> Tally:
+    assert isinstance(stream, CropStream)
+    logits_NC = classify_crops(system.network, system.dev.pixels_NSS3).numpy()
+    counts_C = np.bincount(stream.crops.classes_N, minlength=logits_NC.shape[1])
+    return tally_signs(logits_NC, system.dev, counts_C)
 
 
 def _pretrain(system: Any, stream: Stream) -> Tally:

@@ -1,6 +1,6 @@
 """Score a classifier's weights on the true boxes of a split, with a page of pictures on request."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from dubsar.pipelines.networks import inventory_of, load_classifier
 from dubsar.pipelines.reading.engine import mean_probabilities
 from dubsar.pipelines.scoring.looks import Looks, first_signs, look
 from dubsar.pipelines.scoring.scores import Scores, score_looks, training_counts
-from dubsar.pipelines.signs import open_signs
+from dubsar.pipelines.signs import open_common_signs, open_signs
 from dubsar.pipelines.stages.classify import read_crops
 
 SHAPES = ("sign-list", "assyrian_font.tsv")  # below the data root
@@ -65,7 +65,7 @@ def examine_signs(
     network, config, file = load_classifier(path)
     inventory = inventory_of(file, path)
     unknown = config.data.ignore_unknown  # never outside of train: a dropped box would vanish from the truth
-    signs = replace(open_signs(config.data), more=None)  # classes count as frequent by what people have labelled
+    signs = open_common_signs([(path, config.data)])  # classes count as frequent by what people have labelled
     asked = signs.photographs(split, inventory, ignore_unknown=unknown and split == "train")
     training = signs.photographs("train", inventory, ignore_unknown=unknown)
     size = CropSize(config.data.crop_px, config.data.context)

@@ -8,10 +8,12 @@ Rows of scores, all in percent but for nll and brier (see `dubsar.pipelines.cali
 * **temperature 1**: what calibration was before the temperature of the model card, which is fitted on dev.
 * **MZL numbers, shapes**: classes that are one sign to a coarser eye count as one, their probabilities added up
   (`dubsar.datasets.allographs`).
-* by **training crops** of the class; by **source** of the labels; by museum photograph. Of those the data tell the
-  ``collection`` (of the CompVis part), the ``view`` that a box lies on (obverse or reverse; named in that part alone)
-  and the size. Whether a picture is a composite of views, and its light, nobody noted; how large a sign is on the
-  picture, ``px`` of the square root of its box's area, stands for the scale.
+* by **training crops** of the class: those that people have labelled, also where a run was given fewer
+  (``data.label_fraction``) or more (``data.more_signs``), so that rows of all runs speak of the same classes. By
+  **source** of the labels; by museum photograph. Of those the data tell the ``collection`` (of the CompVis part),
+  the ``view`` that a box lies on (obverse or reverse; named in that part alone) and the size. Whether a picture is a
+  composite of views, and its light, nobody noted; how large a sign is on the picture, ``px`` of the square root of
+  its box's area, stands for the scale.
 * **unknown**: told from known signs by the largest probability alone. Crops of classes without a training crop; and
   clay without a labelled sign, of which some is a damaged sign (`dubsar.datasets.bare_clay`), so that no method can
   reach 100.
@@ -34,7 +36,7 @@ from dubsar.pipelines.calibration import (
     score_calibration,
     score_open_set,
 )
-from dubsar.pipelines.metrics import score_classes
+from dubsar.pipelines.metrics import hits, score_classes
 from dubsar.pipelines.reading.engine import mean_probabilities
 from dubsar.pipelines.resampling import percent_bounds
 from dubsar.pipelines.scoring.looks import Looks
@@ -122,9 +124,8 @@ def score_looks(
 def score_fully(found: Answers) -> dict[str, float]:
     """Score answers with intervals over tablets, and their calibration."""
     row = score_classes(found.probabilities_NC, found.truth_N).to_dict()
-    best_N5 = np.argsort(-found.probabilities_NC, axis=1)[:, :5]
-    right_N5 = best_N5 == found.truth_N[:, None]
-    for name, right_N in (("top1", right_N5[:, 0]), ("top5", right_N5.any(1))):
+    for name, top in (("top1", 1), ("top5", 5)):
+        right_N = hits(found.probabilities_NC, found.truth_N, top)
         counts_N2 = np.stack([right_N, np.ones(len(right_N))], axis=1).astype(np.float64)
         row[f"{name}_low"], row[f"{name}_high"] = percent_bounds(found.tablets_N, counts_N2)
     row |= score_calibration(found.probabilities_NC, found.truth_N).to_dict()

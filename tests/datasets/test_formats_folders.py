@@ -111,8 +111,8 @@ def test_copies_of_one_picture_stay_together_and_are_found_in_two_splits(tmp_pat
     assert all(len(splits) == 1 for splits in split_of.values())
     put(tmp_path / "own", "train/AN/x_jpg.rf.0a.png", "valid/AN/x_jpg.rf.1b.png", "valid/DU/x.png")
     assert messages(tmp_path / "own") == [
-        "error: x_jpg.rf.1b.png: tablet file:AN/x is in split dev here and in train on x_jpg.rf.0a.png:0; keep a tablet "
-        "with all its fragments in one split"
+        "error: x_jpg.rf.1b.png: tablet file:AN/x is in split dev here and in train on x_jpg.rf.0a.png:0; keep a "
+        "tablet with all its fragments in one split"
     ]
 
 

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,12 @@ from dubsar.configs.base import load
 from dubsar.configs.schema import STAGES
 from dubsar.datasets.images import ImageError
 from dubsar.datasets.photographs import DamagedDataError
+from dubsar.datasets.signs import SignSource
 from dubsar.datasets.synthetic.glyphs import NOTO, FontError, GlyphFont, find_font
 from dubsar.datasets.synthetic.scene import render_sign
 from dubsar.models.checkpoint import load_model
 from dubsar.pipelines import cli
+from dubsar.pipelines.ensembling import ensemble
 from dubsar.pipelines.evaluation import evaluate_stage
 from dubsar.pipelines.levers.resolve import resolve_config
 from dubsar.pipelines.networks import inventory_of, load_classifier
@@ -135,6 +138,27 @@ def test_labels_are_learnt_scored_and_loaded_again_by_commands(
         (root / "test" / "SU").rename(root / "test" / "AN")
         with pytest.raises(ValueError, match="label 'AN' is not in sign inventory"):
             evaluate_stage("classify", run / "classify", "test")
+
+
+def test_classifiers_vote_and_are_compared_on_the_data_set_that_they_know(
+    tmp_path: Path, shared: Path, font: Path, a_member: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = folders(tmp_path / "crops", font, GLYPHS)
+    for picture in sorted(root.glob("valid/*/K3_0.png")):
+        Image.open(picture).rotate(90).save(picture.with_name("K5_0.png"))
+    signs = SignSource(root, "folders").inventory()
+    here = ["data.source=folders", f"data.root={root}"]
+    one, two = (
+        a_member(tmp_path / f"run{n}", *here, f"data.crop_px={32 + 16 * n}", signs=signs, seed=n) for n in (0, 1)
+    )
+    assert dubsar(monkeypatch, "ensemble", "classify", str(one), str(two), "-o", str(tmp_path / "both")) == 0
+    margins = ["--margin", "top1=100", "--margin", "top5=100", "-o", str(tmp_path / "p")]
+    judged = ["parity", "classify", "--reference", str(tmp_path / "both"), "--candidate", str(one), "--split", "dev"]
+    assert dubsar(monkeypatch, *judged, *margins) in {0, 10}
+    other = folders(tmp_path / "other", font, GLYPHS)
+    elsewhere = a_member(tmp_path / "elsewhere", here[0], f"data.root={other}", signs=signs, seed=2)
+    with pytest.raises(ValueError, match=r"elsewhere: trained on the folders signs in .*other, but .*run0 on .*crops"):
+        ensemble([one, elsewhere], tmp_path / "mixed")
 
 
 def test_labels_as_hzl_numbers_are_rendered_where_they_are_one_sign(tmp_path: Path, shared: Path, font: Path) -> None:

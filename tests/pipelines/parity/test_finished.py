@@ -66,7 +66,7 @@ def test_the_verdict_follows_the_signs(
     before: float, after: float, verdict: Verdict, status: int, two: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers(monkeypatch, before, after)
-    monkeypatch.setattr(finished, "_rare", lambda *_, **__: np.arange(CLASSES) < 3)
+    monkeypatch.setattr(finished, "training_counts", lambda *_: np.where(np.arange(CLASSES) < 3, 19, 20))
     out = two[0].parent / "p"
     files = ["--reference", str(two[0]), "--candidate", str(two[1]), "-o", str(out), "--split", "test"]
     done = CliRunner().invoke(app, ["parity", "classify", *files, "--margin", "top1=2", "--margin", "top5=2"])
