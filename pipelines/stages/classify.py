@@ -308,7 +308,7 @@ def build(
     _require_sides(network, data)
     if config.model.train == "head":
         network.freeze_backbone()
-    apply_levers(network, levers)
+    apply_levers(network, levers, static=not data.first_px)
     train, dev = prepared or prepare(config, root)
     stream = CropStream(train, inventory, font, data, config.trainer.seed)
     counts = torch.bincount(torch.from_numpy(train.classes_N), minlength=len(inventory)).float()

@@ -3,19 +3,24 @@
 import copy
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from dubsar.configs.base import load
 from dubsar.configs.blocks import Efficiency
+from dubsar.configs.schema import ClassifyConfig
 from dubsar.models.backbones import SignClassifier
 from dubsar.models.detector import Detector
 from dubsar.models.transliterator import Size, build_transliterator, transliterate
 from dubsar.pipelines.levers.apply import apply_levers, heads, repeated_blocks
-from dubsar.pipelines.levers.resolve import Resolved, resolve
+from dubsar.pipelines.levers.resolve import Resolved, resolve, resolve_config
+from dubsar.pipelines.stages import classify
 
+DEBUG = Path(__file__).resolve().parents[3] / "configs" / "debug" / "classify.yaml"
 PIXELS = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 TILES = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
 IDS = {"input_ids": torch.tensor([[262, 70, 71, 263, 80, 1]]), "decoder_input_ids": torch.tensor([[0, 262, 71, 263]])}
@@ -181,6 +186,21 @@ def test_blocks_of_many_shapes_all_stay_compiled() -> None:
         for train in (True, False):
             network.train(train)(PIXELS)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 8
+
+
+@pytest.mark.usefixtures("noise_root")
+def test_crops_that_grow_stay_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A code of its own for each of seven sides would pass the limit, and what is beyond it runs uncompiled."""
+    overrides = ("data.first_px=32", "data.crop_px=80", "data.synthetic_fraction=0", "efficiency.compile=per_block")
+    config = load(DEBUG, ClassifyConfig, ("model.backbone=resnet18", *overrides))
+    monkeypatch.setattr(classify, "apply_levers", functools.partial(apply_levers, backend="eager"))
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(recompile_limit=8, fail_on_recompile_limit_hit=True):
+        system, _ = classify.build(config, resolve_config(config))
+        torch._dynamo.utils.counters.clear()
+        for side in range(32, 81, 8):
+            system.network(torch.rand(2, 3, side, side))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 3 * len(repeated_blocks(system.network))
 
 
 def test_decoding_outside_of_compiled_code_gives_the_same_text() -> None:

@@ -88,6 +88,8 @@ def test_cuda_graphs_want_one_shape() -> None:
         block = Efficiency(packing=packing, cuda_graphs=True)  # type: ignore[arg-type]
         assert resolve(block, "transliterate", cuda=True)["cuda_graphs"] is able
     assert resolve(Efficiency(cuda_graphs=True), "detect", cuda=True)["cuda_graphs"] is True
+    with pytest.raises(ConfigError, match="cuda_graphs needs one side for all crops"):
+        load(DEBUG / "classify.yaml", STAGES["classify"], ("efficiency.cuda_graphs=true", "data.first_px=24"))
     assert resolve(Efficiency(cuda_graphs=True), "detect", cuda=False)["cuda_graphs"] is False
 
 
