@@ -254,14 +254,11 @@ class ClassifyConfig(Block):
     @field_validator("efficiency")
     @classmethod
     def _usable(cls, efficiency: Efficiency, info: ValidationInfo) -> Efficiency:
-        model: ClassifyModel | None = info.data.get("model")
+        model, data = info.data.get("model"), info.data.get("data")  # absent where they are faulty
         if efficiency.dora is not None and model is not None and model.train == "head":
             raise ValueError("dora conflicts with model.train: head, which trains no layer below; keep one of the two")
-        data: ClassifyData | None = info.data.get("data")
         if efficiency.cuda_graphs and data is not None and data.first_px:
-            raise ValueError(
-                "cuda_graphs needs one side for all crops, but data.first_px lets them grow; keep one of both"
-            )
+            raise ValueError("cuda_graphs needs one side for all crops; leave data.first_px out, or cuda_graphs")
         return efficiency
 
 

@@ -18,7 +18,8 @@ from dubsar.pipelines.signs import open_signs
 def ship(stage: str, run: Path) -> None:
     """Write ``models/weights/<stage>`` from a run folder and print the dev scores before and after rounding.
 
-    The rounded weights are scored in a temporary folder, so that those that ship are replaced once, with their scores.
+    Both are scored with the same card, temperature and all, in a temporary folder, so that those that ship are replaced
+    once, with their scores.
 
     Raises:
         FileNotFoundError: the run has no weights.
@@ -41,10 +42,12 @@ def ship(stage: str, run: Path) -> None:
         card["inventory"] = inventory.to_list()
     if stage == "classify":
         card["temperature"] = fit_temperature(run / stage)
-    before = SCORERS[stage](run / stage, "dev", 0)
-    with tempfile.TemporaryDirectory() as folder:
-        save_model(Path(folder) / stage, file.state, card, dtype=torch.float16)
-        rounded = SCORERS[stage](Path(folder) / stage, "dev", 0)
+    found = []
+    for dtype in (torch.float32, torch.float16):
+        with tempfile.TemporaryDirectory() as folder:
+            save_model(Path(folder) / stage, file.state, card, dtype=dtype)
+            found.append(SCORERS[stage](Path(folder) / stage, "dev", 0))
+    before, rounded = found
     card["metrics"] = {"dev": rounded}
     save_model(shipped(stage), file.state, card, dtype=torch.float16)
     for part, scores in rounded.items():

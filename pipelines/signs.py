@@ -1,5 +1,6 @@
-"""The labelled signs that a config names."""
+"""The labelled signs that a config names, and the fonts that show them."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -7,6 +8,10 @@ from pathlib import Path
 from dubsar.configs.schema import ClassifyData
 from dubsar.datasets.signs import SignSource
 from dubsar.datasets.sources import data_root
+from dubsar.datasets.synthetic.glyphs import FontError, GlyphFont, available_fonts, load_font
+
+FONT = "assyrian"  # the name that `load_assyrian` gives it
+SHAPES = ("sign-list", "assyrian_font.tsv")  # below the data root
 
 
 def open_signs(data: ClassifyData, root: Path | None = None) -> SignSource:
@@ -41,3 +46,39 @@ def open_common_signs(asked: Sequence[tuple[Path, ClassifyData]]) -> SignSource:
                 f"signs in {found[0].root}; what is compared or votes together must know one data set"
             )
     return found[0]
+
+
+def training_font(root: Path, own: str) -> GlyphFont:
+    """Load the user's own font, or that of the shapes on the photographs, which are Neo-Assyrian, or warn.
+
+    Args:
+        root: data root that holds ``sign-list/``.
+        own: the user's font file; empty for none.
+
+    Raises:
+        FontError: the font is none, or none is installed.
+    """
+    if own:
+        return load_font(own)
+    table = root.joinpath(*SHAPES)
+    try:
+        fonts = available_fonts(table)
+    except FontError as error:
+        raise FontError(f"data.synthetic_fraction: {error}; or set it to 0") from error
+    font = next((f for f in fonts if f.name == FONT), fonts[0])
+    if font.name != FONT:
+        print(
+            f"data.synthetic_fraction: signs are rendered with the shapes of {font.name}, not Neo-Assyrian ones: "
+            f"the font Assyrian (Debian: fonts-ancient-scripts) or {table} is not there",
+            file=sys.stderr,
+        )
+    return font
+
+
+def sign_font(data: ClassifyData) -> GlyphFont | None:
+    """Load the font that draws signs as the photographs show them, as far as one is known and installed."""
+    table = data_root().joinpath(*SHAPES) if data.source == "tablet-signs" else None
+    try:
+        return available_fonts(table, [Path(data.font)] if data.font else [])[0]
+    except FontError:
+        return None

@@ -19,10 +19,9 @@ from dubsar.pipelines.networks import inventory_of, load_classifier
 from dubsar.pipelines.reading.engine import mean_probabilities
 from dubsar.pipelines.scoring.looks import Looks, first_signs, look
 from dubsar.pipelines.scoring.scores import Scores, score_looks, training_counts
-from dubsar.pipelines.signs import open_common_signs, open_signs
+from dubsar.pipelines.signs import SHAPES, open_common_signs, open_signs
 from dubsar.pipelines.stages.classify import read_crops
 
-SHAPES = ("sign-list", "assyrian_font.tsv")  # below the data root
 _CPU = torch.device("cpu")
 
 

@@ -12,8 +12,6 @@ from dubsar.datasets.crops import CropSize, cut_crops
 from dubsar.datasets.formats.tablet_signs import Photograph
 from dubsar.datasets.inventory import Inventory
 from dubsar.datasets.photographs import open_photographs
-from dubsar.datasets.sources import data_root
-from dubsar.datasets.synthetic.glyphs import FontError, GlyphFont, available_fonts
 from dubsar.models.checkpoint import write_atomically
 from dubsar.pipelines.calibration import best_guess, reliability
 from dubsar.pipelines.callbacks import write_json
@@ -21,9 +19,10 @@ from dubsar.pipelines.console import cell
 from dubsar.pipelines.feature_pictures import Tile, png, sheet
 from dubsar.pipelines.pages import html_page, html_picture, html_table, html_text
 from dubsar.pipelines.scoring.confusions import Pair, confused_pairs, confusion_shares
-from dubsar.pipelines.scoring.evaluate import SHAPES, Examined
+from dubsar.pipelines.scoring.evaluate import Examined
 from dubsar.pipelines.scoring.pictures import draw_confusions, draw_frequencies, draw_reliability
 from dubsar.pipelines.scoring.scores import FREQUENCIES, Scores, answers, frequency_name
+from dubsar.pipelines.signs import sign_font
 from dubsar.pipelines.training import commit, hardware
 
 CREDIT = (
@@ -53,7 +52,7 @@ def write_sign_report(folder: Path, seen: Examined, scores: Scores, title: str) 
         guess_N = found.probabilities_NC.argmax(1)
         classes_K, shares_KL = confusion_shares(found.truth_N, guess_N, CLASSES)
         signs = [seen.inventory[int(c)] for c in classes_K]
-        pictures["confusion"] = draw_confusions(signs, shares_KL, sign_font(data_root()))
+        pictures["confusion"] = draw_confusions(signs, shares_KL, sign_font(seen.data))
         pairs = confused_pairs(found.truth_N, guess_N, PAIRS)
         before = answers(seen.looks, 1.0)
         kinds = {"temperature 1": before, f"temperature {seen.temperature:.2f}, of the card": found}
@@ -74,14 +73,6 @@ def write_sign_report(folder: Path, seen: Examined, scores: Scores, title: str) 
 
 def _put(data: bytes, file: BinaryIO) -> None:
     file.write(data)
-
-
-def sign_font(root: Path) -> GlyphFont | None:
-    """Load the font that draws signs as the photographs show them, as far as one is installed."""
-    try:
-        return available_fonts(root.joinpath(*SHAPES))[0]
-    except FontError:
-        return None
 
 
 def first_crops(

@@ -12,7 +12,6 @@ Reads ``tablet-signs`` below the data root, or what ``data.source`` and ``data.r
 writes ``runs/classify/<name>/``.
 """
 
-import sys
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -32,7 +31,7 @@ from dubsar.datasets.inventory import Inventory
 from dubsar.datasets.photographs import open_photographs
 from dubsar.datasets.signs import SignSource
 from dubsar.datasets.sources import data_root
-from dubsar.datasets.synthetic.glyphs import FontError, GlyphFont, available_fonts, load_font
+from dubsar.datasets.synthetic.glyphs import GlyphFont
 from dubsar.datasets.synthetic.scene import render_sign
 from dubsar.models.adapters import merge_adapters
 from dubsar.models.backbones import SignClassifier
@@ -50,7 +49,7 @@ from dubsar.pipelines.networks import build_classifier
 from dubsar.pipelines.optim import build_optimizer, clip_gradients, groups_by_depth
 from dubsar.pipelines.reading.engine import classify_crops, to_input
 from dubsar.pipelines.schedules import SIDE_STEP, growing_side
-from dubsar.pipelines.signs import open_signs
+from dubsar.pipelines.signs import open_signs, training_font
 from dubsar.pipelines.stream import Stream, count_names
 from dubsar.pipelines.training import RunFolder, build_trainer, fit, is_first_rank, model_card, open_run
 
@@ -59,7 +58,6 @@ LICENCE = (
     "boxes: eBL (MIT) and Dencker et al. 2020."
 )
 OTHER_LICENCE = "Weights: as the licence of the pictures in {} allows, which dubsar does not know; state it here."
-FONT = "assyrian"  # the name that `load_assyrian` gives it
 BORDER = 0.2  # room around a training crop, as a share of its side
 
 
@@ -166,6 +164,14 @@ class CropStream(Stream):
     def counts(self) -> dict[str, int]:
         """Count the photographed crops of each class that has any."""
         return count_names(self.crops.classes_N, [c.name or c.glyph for c in self.classes])
+
+    def frequencies(self) -> npt.NDArray[np.float64]:
+        """Return how often batches show each class (C,), the sum being 1: what logit adjustment makes up for."""
+        weights_N = np.diff(self.share, prepend=0.0)
+        shown_C = np.bincount(self.crops.classes_N, weights=weights_N, minlength=len(self.classes))
+        rendered = self.data.synthetic_fraction if self.covered else 0.0
+        drawn_C = np.bincount([c for c, _ in self.covered], minlength=len(self.classes)) / max(1, len(self.covered))
+        return np.asarray((1 - rendered) * shown_C + rendered * drawn_C)
 
     def _draw(self, rng: np.random.Generator) -> tuple[npt.NDArray[np.uint8], int]:
         side = self.data.crop_px
@@ -301,7 +307,7 @@ def build(
         FontError: signs are to be rendered and there is no font.
     """
     data, root = config.data, data_root()
-    font = _font(root, data.font) if data.synthetic_fraction else None
+    font = training_font(root, data.font) if data.synthetic_fraction else None
     inventory = open_signs(data, root).inventory()
     teacher = load_teacher(config, inventory)
     network = build_classifier(config, len(inventory))
@@ -311,10 +317,10 @@ def build(
     apply_levers(network, levers, static=not data.first_px)
     train, dev = prepared or prepare(config, root)
     stream = CropStream(train, inventory, font, data, config.trainer.seed)
-    counts = torch.bincount(torch.from_numpy(train.classes_N), minlength=len(inventory)).float()
-    seen = int((counts > 0).sum())
+    seen = len(np.unique(train.classes_N))
     print(f"classify: {len(train.classes_N)} training crops of {seen} classes, {len(stream.covered)} rendered")
-    return ClassifySystem(network, dev, counts / counts.sum(), config, levers, teacher), stream
+    prior_C = torch.from_numpy(stream.frequencies()).float()
+    return ClassifySystem(network, dev, prior_C, config, levers, teacher), stream
 
 
 def _require_sides(network: SignClassifier, data: ClassifyData) -> None:
@@ -330,25 +336,6 @@ def _require_sides(network: SignClassifier, data: ClassifyData) -> None:
             fault = f"data.{name} is {getattr(data, name)}, but this backbone takes no crops of {side} px ({error})"
             raise ValueError(f"{fault}; {advice}") from error
     network.train()
-
-
-def _font(root: Path, own: str) -> GlyphFont:
-    """Load the user's own font, or that of the shapes on the photographs, which are Neo-Assyrian, or warn."""
-    if own:
-        return load_font(own)
-    table = root / "sign-list" / "assyrian_font.tsv"
-    try:
-        fonts = available_fonts(table)
-    except FontError as error:
-        raise FontError(f"data.synthetic_fraction: {error}; or set it to 0") from error
-    font = next((f for f in fonts if f.name == FONT), fonts[0])
-    if font.name != FONT:
-        print(
-            f"data.synthetic_fraction: signs are rendered with the shapes of {font.name}, not Neo-Assyrian ones: "
-            f"the font Assyrian (Debian: fonts-ancient-scripts) or {table} is not there",
-            file=sys.stderr,
-        )
-    return font
 
 
 def finish(system: ClassifySystem, stream: CropStream) -> None:

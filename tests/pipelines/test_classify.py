@@ -1,15 +1,18 @@
-"""The classifier's recipe beyond its training steps: prototypes, and crops that grow."""
+"""The classifier's recipe beyond its training steps: prototypes, crops that grow, and how often a class is shown."""
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from dubsar.configs.base import load
-from dubsar.configs.schema import ClassifyConfig, shipped_config
+from dubsar.configs.schema import ClassifyConfig, ClassifyData, shipped_config
+from dubsar.datasets.inventory import Inventory, SignClass
+from dubsar.datasets.synthetic.glyphs import NOTO, FontError, GlyphFont, find_font
 from dubsar.pipelines.levers.resolve import resolve_config
 from dubsar.pipelines.networks import load_classifier
-from dubsar.pipelines.stages.classify import ClassifySystem, build, run
+from dubsar.pipelines.stages.classify import ClassifySystem, Crops, CropStream, build, run
 
 
 def config(*overrides: str) -> ClassifyConfig:
@@ -51,3 +54,27 @@ def test_a_network_of_one_side_refuses_growing_crops(data_root: Path) -> None:
     asked = ("data.first_px=16", "model.backbone=vit_tiny_patch16_224", "model.backbone_args={img_size: 32, depth: 1}")
     with pytest.raises(ValueError, match=r"data\.first_px is 16, but this backbone takes no crops of 16 px \(.*32.*\)"):
         build(config(*asked), resolve_config(config()))
+
+
+@pytest.mark.parametrize("sampler", ["natural", "balanced"])
+@pytest.mark.parametrize("rendered", [0.0, 0.4])
+def test_frequencies_are_those_of_the_batches(sampler: str, rendered: float) -> None:
+    try:
+        font = GlyphFont(find_font(NOTO)) if rendered else None
+    except FontError as error:
+        pytest.skip(str(error))
+    signs = Inventory(tuple(SignClass(glyph, glyph, "") for glyph in "𒀀𒈾𒋗𒀭"))
+    classes_N = np.array([0] * 12 + [1] * 3 + [2])
+    crops = Crops(np.full((16, 32, 32, 3), 90, np.uint8), classes_N)
+    data = ClassifyData(
+        crop_px=16,
+        batch_size=64,
+        sampler=sampler,
+        balance_power=0.5,
+        synthetic_fraction=rendered,  # type: ignore[arg-type]
+    )
+    stream = CropStream(crops, signs, font, data, seed=0)
+    drawn = torch.cat([stream.batch(number)["classes_B"] for number in range(30)])
+    share_C = np.bincount(drawn, minlength=4) / len(drawn)
+    assert stream.frequencies().sum() == pytest.approx(1)
+    assert np.abs(stream.frequencies() - share_C).max() < 0.04

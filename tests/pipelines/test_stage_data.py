@@ -14,7 +14,7 @@ from dubsar.datasets.inventory import InventoryMismatch, read_inventory
 from dubsar.datasets.photographs import DamagedDataError
 from dubsar.datasets.synthetic.glyphs import FontError, GlyphFont, find_font
 from dubsar.models.checkpoint import load_model, save_model
-from dubsar.pipelines import cli
+from dubsar.pipelines import cli, signs
 from dubsar.pipelines.evaluation import evaluate_stage
 from dubsar.pipelines.launch import describe
 from dubsar.pipelines.levers.resolve import resolve_config
@@ -195,7 +195,7 @@ def test_crops_are_rendered_in_assyrian_and_another_font_is_said(
         pytest.skip(str(error))
     noto, assyrian = GlyphFont(path, "noto"), GlyphFont(path, "assyrian")
     for fonts, name in (((noto, assyrian), "assyrian"), ((noto,), "noto")):
-        monkeypatch.setattr(classify, "available_fonts", lambda _, fonts=fonts: fonts)
+        monkeypatch.setattr(signs, "available_fonts", lambda _, fonts=fonts: fonts)
         stream = build("classify", "data.synthetic_fraction=0.5")[1]
         assert {font.name for _, font in stream.covered} == {name}
         err = capsys.readouterr().err

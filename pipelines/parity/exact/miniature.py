@@ -213,8 +213,8 @@ def _classify(settings: dict[str, Any]) -> Miniature:
     inventory = Inventory(tuple(SignClass(chr(0x12000 + n), f"SIGN{n}") for n in range(CLASSES)))
     network = build_classifier(config, CLASSES)
     apply_levers(network, levers)
-    prior_C = torch.bincount(torch.from_numpy(classes_N), minlength=CLASSES) / len(classes_N)
     stream = classify.CropStream(crops, inventory, None, config.data, config.trainer.seed)
+    prior_C = torch.from_numpy(stream.frequencies()).float()
     return Miniature(config, levers, classify.ClassifySystem(network, crops, prior_C, config, levers), stream)
 
 

@@ -12,10 +12,11 @@ import torch
 from PIL import Image
 
 from dubsar.configs.base import load
-from dubsar.configs.schema import ClassifyConfig
+from dubsar.configs.schema import ClassifyConfig, ClassifyData
 from dubsar.datasets.crops import relit
 from dubsar.datasets.formats.tablet_signs import Photograph
 from dubsar.datasets.inventory import SignClass, read_inventory
+from dubsar.datasets.synthetic.glyphs import NOTO, FontError, find_font
 from dubsar.models.checkpoint import save_model
 from dubsar.pipelines import ship
 from dubsar.pipelines.calibration import reliability
@@ -27,6 +28,7 @@ from dubsar.pipelines.scoring.looks import Looks
 from dubsar.pipelines.scoring.pictures import draw_confusions, draw_frequencies, draw_reliability
 from dubsar.pipelines.scoring.report import CREDIT, first_crops
 from dubsar.pipelines.scoring.scores import answers
+from dubsar.pipelines.signs import FONT, sign_font
 from dubsar.pipelines.stages.classify import read_crops
 
 DEBUG = Path(__file__).resolve().parents[3] / "configs" / "debug" / "classify.yaml"
@@ -137,3 +139,23 @@ def test_relit_crops_keep_black_white_and_order_and_differ_among_each_other() ->
         assert f.dtype == np.uint8
         assert (np.diff(f[..., 0].ravel().astype(int)) >= 0).all()
     assert len({f.tobytes() for f in found}) == 4
+
+
+@pytest.mark.data
+def test_signs_are_drawn_as_the_data_set_shows_them_as_far_as_it_is_known(
+    data_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DUBSAR_DATA", str(data_root))
+    try:
+        own = find_font(NOTO)
+    except FontError as error:
+        pytest.skip(str(error))
+    drawn = {
+        "photographs": sign_font(ClassifyData()),
+        "others": sign_font(ClassifyData(source="folders", root="x")),
+        "own": sign_font(ClassifyData(source="folders", root="x", font=str(own))),
+    }
+    names = {k: font.name for k, font in drawn.items() if font}
+    assert names["photographs"] == FONT
+    assert FONT not in {names["others"], names["own"]}
+    assert sign_font(ClassifyData(source="folders", root="x", font="no-such.ttf")) is None
