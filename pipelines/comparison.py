@@ -14,10 +14,9 @@ from dubsar.datasets.sources import data_root, require_outside_data
 from dubsar.pipelines.callbacks import write_json
 from dubsar.pipelines.console import print_table
 from dubsar.pipelines.launch import stage_module
-from dubsar.pipelines.parity.arms import NEVER, Arm, train_arm, with_settings
+from dubsar.pipelines.parity.arms import NEVER, Arm, made_by, train_arm, with_settings
 from dubsar.pipelines.parity.run import compare_arms
 from dubsar.pipelines.parity.statistics import Interval
-from dubsar.pipelines.training import commit, hardware
 
 NAMES = ("first", "second")
 
@@ -51,7 +50,10 @@ def compare_configs(first: StageConfig, second: StageConfig, folder: Path, *, se
     scores = {
         name: [arm.tally.percent for arm in trained if arm.tally] for name, trained in zip(NAMES, arms, strict=True)
     }
-    table = Table("metric", *NAMES, "gain", "95 % bounds", title=f"{first.stage} on dev, {seeds} seeds ({commit()})")
+    made = made_by(arm for trained in arms for arm in trained)
+    table = Table(
+        "metric", *NAMES, "gain", "95 % bounds", title=f"{first.stage} on dev, {seeds} seeds ({made['commit']})"
+    )
     for metric, gain in gains.items():
         means = [sum(score[metric] for score in scores[name]) / seeds for name in NAMES]
         table.add_row(metric, *(f"{m:.2f}" for m in means), f"{gain.mean:+.2f}", f"{gain.low:.2f} to {gain.high:.2f}")
@@ -62,8 +64,7 @@ def compare_configs(first: StageConfig, second: StageConfig, folder: Path, *, se
             "configs": {n: c.model_dump(mode="json") for n, c in zip(NAMES, (first, second), strict=True)},
             "scores": scores,
             "gains": {metric: asdict(gain) for metric, gain in gains.items()},
-            "commit": commit(),
-            "hardware": hardware(),
+            **made,
         },
     )
     return gains

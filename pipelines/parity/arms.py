@@ -8,7 +8,7 @@ import hashlib
 import itertools
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from dubsar.pipelines.stages import classify
 from dubsar.pipelines.training import RunFolder, build_trainer, commit, fit, hardware, open_run, seed_everything
 
 NEVER = 10**9
+_NAMES_FILE = ("weights", "pretrained", "teacher", "more_signs", "font")  # keys of a config's model and data
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,24 @@ def with_settings(config: StageConfig, **trainer: Any) -> StageConfig:
 def arm_file(config: StageConfig, name: str, folder: Path) -> Path:
     """Return what a finished arm is read back from; arguments as of `train_arm`."""
     digest = config_hash(with_settings(config, log_every_steps=1))
+    if read := [hashlib.sha256(path.read_bytes()).hexdigest() for path in _named_files(config)]:
+        digest = hashlib.sha256(" ".join([digest, *read]).encode()).hexdigest()[:12]
     return folder / f"{name}-seed{config.trainer.seed}-{digest}" / "arm.json"
+
+
+def _named_files(config: StageConfig) -> list[Path]:
+    """Return the files that a config names beside its data set: an arm is another one where they are others."""
+    given = [getattr(block, key, "") for block in (config.model, config.data) for key in _NAMES_FILE]
+    files: list[Path] = []
+    for path in (Path(name) for name in given if name and isinstance(name, str)):
+        files += sorted(path.glob("*.safetensors")) if path.is_dir() else [path, path.with_suffix(".safetensors")]
+    return [path for path in dict.fromkeys(files) if path.is_file()]
+
+
+def made_by(arms: Iterable[Arm]) -> dict[str, str]:
+    """Return by which commits and on which hardware arms were trained, some of them perhaps long ago."""
+    curves = [arm.curve for arm in arms]
+    return {key: ", ".join(dict.fromkeys(str(getattr(c, key)) for c in curves)) for key in ("commit", "hardware")}
 
 
 def train_arm(

@@ -12,11 +12,11 @@ from dubsar.models.checkpoint import write_atomically
 from dubsar.pipelines.callbacks import write_json
 from dubsar.pipelines.console import print_table
 from dubsar.pipelines.pages import figure_png, new_figure
+from dubsar.pipelines.parity.arms import made_by
 from dubsar.pipelines.parity.run import count_arms
 from dubsar.pipelines.parity.statistics import Estimate, estimate
 from dubsar.pipelines.parity.tallies import METRICS
 from dubsar.pipelines.signs import open_signs
-from dubsar.pipelines.training import commit, hardware
 from dubsar.pipelines.trials.seeded import train_seeds
 
 Curve = dict[float, dict[str, Estimate]]
@@ -51,10 +51,11 @@ def learning_curve(config: ClassifyConfig, fractions: Sequence[float], folder: P
         found = {metric: asdict(e) for metric, e in curve[share].items()}
         scores = [arm.tally.percent for arm in trained if arm.tally]
         rows.append({"fraction": share, "crops": max(1, round(share * total)), **found, "scores": scores})
-    print_table(_table(config, rows))
+    made = made_by(arm for trained in arms.values() for arm in trained)
+    print_table(_table(f"{config.name} on dev, {seeds} seeds ({made['commit']}, {made['hardware']})", rows))
     picture = draw_learning_curve(rows)
     write_atomically(folder / "curve.png", lambda file: file.write(picture))
-    about = {"config": config.model_dump(mode="json"), "commit": commit(), "hardware": hardware(), "seeds": seeds}
+    about = {"config": config.model_dump(mode="json"), **made, "seeds": seeds}
     write_json(folder / "curve.json", {"split": "dev", **about, "shares": rows})
     return curve
 
@@ -80,10 +81,10 @@ def _training_crops(config: ClassifyConfig) -> int:
     return min(total, config.data.limit or total)
 
 
-def _table(config: ClassifyConfig, rows: Sequence[dict[str, Any]]) -> Table:
-    metrics, seeds = METRICS["classify"], rows[0][METRICS["classify"][0]]["seeds"]
+def _table(title: str, rows: Sequence[dict[str, Any]]) -> Table:
+    metrics = METRICS["classify"]
     head = [cell for metric in metrics for cell in (metric, "95 % interval")]
-    table = Table("share", "crops", *head, title=f"{config.name} on dev, {seeds} seeds ({commit()}, {hardware()})")
+    table = Table("share", "crops", *head, title=title)
     for row in rows:
         cells = [(f"{row[m]['mean']:.2f}", f"{row[m]['low']:.2f} to {row[m]['high']:.2f}") for m in metrics]
         table.add_row(f"{row['fraction']:g}", str(row["crops"]), *(cell for pair in cells for cell in pair))

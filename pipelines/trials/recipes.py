@@ -11,11 +11,10 @@ from dubsar.models.checkpoint import write_atomically
 from dubsar.pipelines.callbacks import write_json
 from dubsar.pipelines.console import print_table
 from dubsar.pipelines.pages import figure_png, html_page, html_picture, html_table, html_text, new_figure
-from dubsar.pipelines.parity.arms import Arm
+from dubsar.pipelines.parity.arms import Arm, made_by
 from dubsar.pipelines.parity.run import compare_arms
 from dubsar.pipelines.parity.statistics import Interval, holm, p_value
 from dubsar.pipelines.parity.tallies import METRICS
-from dubsar.pipelines.training import commit, hardware
 from dubsar.pipelines.trials.seeded import train_seeds
 
 INTRO = (
@@ -52,15 +51,16 @@ def try_recipes(configs: Mapping[str, StageConfig], folder: Path, *, seeds: int 
     """
     arms = train_seeds(configs, folder / "arms", seeds)
     trials = measure(configs, arms)
-    table = Table(*_head(), title=f"variants on dev, {seeds} seeds ({commit()}, {hardware()})")
+    made = made_by(arm for trained in arms.values() for arm in trained)
+    table = Table(*_head(), title=f"variants on dev, {seeds} seeds ({made['commit']}, {made['hardware']})")
     for row in _rows(trials):
         table.add_row(*row)
     print_table(table)
-    about = {"commit": commit(), "hardware": hardware(), "seeds": seeds}
+    about = {**made, "seeds": seeds}
     found = {name: asdict(trial) for name, trial in trials.items()}
     settings = {name: config.model_dump(mode="json") for name, config in configs.items()}
     write_json(folder / "recipes.json", {"split": "dev", **about, "variants": found, "configs": settings})
-    page = _page(configs, trials, seeds)
+    page = _page(configs, trials, f"{seeds} seeds each, on dev. Commit {made['commit']}, {made['hardware']}.")
     write_atomically(folder / "recipes.html", lambda file: file.write(page.encode()))
     return trials
 
@@ -103,7 +103,7 @@ def _rows(trials: Mapping[str, Trial]) -> list[tuple[str, ...]]:
     return rows
 
 
-def _page(configs: Mapping[str, StageConfig], trials: Mapping[str, Trial], seeds: int) -> str:
+def _page(configs: Mapping[str, StageConfig], trials: Mapping[str, Trial], about: str) -> str:
     first = next(iter(configs.values())).model_dump(mode="json")
     changes = [
         (name, "; ".join(_differences(first, config.model_dump(mode="json"))) or "what the others are measured against")
@@ -111,7 +111,7 @@ def _page(configs: Mapping[str, StageConfig], trials: Mapping[str, Trial], seeds
     ]
     picture = draw_gains(trials)
     parts = [
-        html_text(f"{seeds} seeds each, on dev. Commit {commit()}, {hardware()}."),
+        html_text(about),
         html_text(INTRO),
         html_table(_head(), _rows(trials)),
         "<h2>Gains</h2>",

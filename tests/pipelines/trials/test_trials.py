@@ -15,7 +15,7 @@ from dubsar.configs.base import load
 from dubsar.configs.schema import ClassifyConfig, DetectConfig
 from dubsar.configs.variants import load_variants
 from dubsar.pipelines import cli
-from dubsar.pipelines.parity.arms import Arm, train_arm
+from dubsar.pipelines.parity.arms import Arm, arm_file, train_arm
 from dubsar.pipelines.parity.result import Curve
 from dubsar.pipelines.parity.tallies import TALLIES, Tally
 from dubsar.pipelines.stages import classify
@@ -125,6 +125,23 @@ def test_a_variant_with_prototypes_is_scored_with_them(
     )
     train_arm(config("model.prototypes={weight: 1}"), "prototypes", tmp_path)
     assert scored == [True]
+
+
+def test_an_arm_is_another_one_where_a_file_that_its_config_names_is(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    teacher = config("model.distill={weight: 0.5}", f"model.teacher={run}")
+    absent = arm_file(teacher, "one", tmp_path)
+    assert absent == arm_file(teacher, "one", tmp_path)
+    found = {absent}
+    for content in (b"one", b"other"):
+        (run / "classify.safetensors").write_bytes(content)
+        found |= {arm_file(teacher, "one", tmp_path), arm_file(teacher, "one", tmp_path)}
+    assert len(found) == 3
+    table = config("data.more_signs=" + str(tmp_path / "more.tsv"))
+    before = arm_file(table, "one", tmp_path)
+    (tmp_path / "more.tsv").write_text("x", encoding="utf-8")
+    assert arm_file(table, "one", tmp_path) != before
 
 
 def test_gains_are_adjusted_for_the_number_of_variants() -> None:
