@@ -1,4 +1,4 @@
-"""Config blocks that every stage shares: `Trainer`, `Optim`, `Efficiency`."""
+"""Config blocks that every stage shares: `Trainer`, `Optim`, `Efficiency`; and options of one stage."""
 
 from typing import Annotated, Any, Literal
 
@@ -107,6 +107,21 @@ class Efficiency(Block):
         if swa is not None and info.data.get("ema") is not None:
             raise ValueError("conflicts with ema, which averages the weights already; keep one of the two")
         return swa
+
+
+class LikePrototypes(Block):
+    """Likeness to the mean of a class's training crops as evidence beside the head; the means are taken at the end."""
+
+    weight: Positive = 0.67  # over the head's probabilities
+    temperature: Positive = 0.05  # of the softmax over cosines
+    below: Natural = 0  # for classes with fewer training crops than this; 0: for all
+
+
+class Distill(Block):
+    """Learning from a teacher's probabilities beside the true class: see `dubsar.pipelines.distillation`."""
+
+    weight: Annotated[float, Field(gt=0, le=1)] = 0.5  # of the teacher; the rest is left to the true class
+    temperature: Positive = 2.0  # above 1 the teacher's small probabilities count for more
 
 
 def usable_for_byt5(efficiency: Efficiency, info: ValidationInfo) -> Efficiency:

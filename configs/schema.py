@@ -7,7 +7,18 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from dubsar.configs.base import Block
-from dubsar.configs.blocks import Count, Efficiency, Fraction, Natural, Optim, Positive, Trainer, usable_for_byt5
+from dubsar.configs.blocks import (
+    Count,
+    Distill,
+    Efficiency,
+    Fraction,
+    LikePrototypes,
+    Natural,
+    Optim,
+    Positive,
+    Trainer,
+    usable_for_byt5,
+)
 
 Name = Annotated[str, Field(pattern=r"^\w[\w.-]*$")]  # of a run: a folder is called so
 Device = Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:[0-9]+)?)$")]  # auto: the first GPU, or the CPU without one
@@ -180,21 +191,6 @@ class ClassifyData(Block):
                 r"expected one such as '^(KBo[ _.\d]+)'"
             ) from error
         return self
-
-
-class LikePrototypes(Block):
-    """Likeness to the mean of a class's training crops as evidence beside the head; the means are taken at the end."""
-
-    weight: Positive = 0.67  # over the head's probabilities
-    temperature: Positive = 0.05  # of the softmax over cosines
-    below: Natural = 0  # for classes with fewer training crops than this; 0: for all
-
-
-class Distill(Block):
-    """Learning from a teacher's probabilities beside the true class: see `dubsar.pipelines.distillation`."""
-
-    weight: Annotated[float, Field(gt=0, le=1)] = 0.5  # of the teacher; the rest is left to the true class
-    temperature: Positive = 2.0  # above 1 the teacher's small probabilities count for more
 
 
 class ClassifyModel(Block):
@@ -370,6 +366,7 @@ class ReadConfig(Block):
     # weight of a find on an edge or outside all views: it is seen at an angle, and often for a second time
     edge_weight: Fraction = 0.5
     edges: Literal["aside", "text"] = "aside"  # aside: edges are read, but kept out of the running text
+    relight: Natural = 0  # name each sign under so many other exposures as well, see `dubsar evaluate classify`
     top_k: Count = 5
     beams: Count = 1
     max_megapixels: Positive = 400.0

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from dubsar.configs.schema import ClassifyConfig, Distill
+from dubsar.configs.blocks import Distill
+from dubsar.configs.schema import ClassifyConfig
 from dubsar.datasets.inventory import Inventory
 from dubsar.models.ensemble import Classifier, SignEnsemble, resized
 from dubsar.models.precision import at_least_float32

@@ -11,7 +11,7 @@ import torch
 
 from dubsar.configs.schema import DetectConfig, ReadConfig
 from dubsar.datasets.boxes import Floats, fuse
-from dubsar.datasets.crops import CropSize, cut_crops
+from dubsar.datasets.crops import CropSize, cut_crops, relit
 from dubsar.datasets.inventory import Inventory
 from dubsar.datasets.tiles import cut, is_empty, merge_tiles, tile_grid
 from dubsar.datasets.windows import resize, sign_size
@@ -220,6 +220,7 @@ class Engine:
     temperature: float
     device: torch.device
     provenance: dict[str, str]
+    relight: int = 0
 
     @classmethod
     def load(cls, config: ReadConfig) -> "Engine":
@@ -255,6 +256,7 @@ class Engine:
             float(classify_file.card.get("temperature", 1.0)),
             device,
             {name: _describe(file) for name, file in files.items()},
+            config.relight,
         )
 
     def find(self, rgb_HW3: npt.NDArray[np.uint8]) -> Detections:
@@ -268,7 +270,8 @@ class Engine:
         if not len(boxes_N4):
             return np.zeros((0, top_k)), np.zeros((0, top_k), np.int64)
         crops = [cut_crops(rgb_HW3, boxes_N4, size) for size in margins(self.crops)]
-        views = [classify_crops(self.classifier, c, precision=self.tiles.precision) for c in crops]
+        shown = [relit(c, exposure) for exposure in range(self.relight + 1) for c in crops]
+        views = [classify_crops(self.classifier, c, precision=self.tiles.precision) for c in shown]
         probabilities = mean_probabilities(views, self.temperature)
         best = probabilities.topk(min(top_k, probabilities.shape[1]))
         return best.values.double().numpy(), best.indices.numpy()

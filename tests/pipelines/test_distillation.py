@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from dubsar.configs.base import ConfigError, load
-from dubsar.configs.schema import STAGES, Distill
+from dubsar.configs.blocks import Distill
+from dubsar.configs.schema import STAGES
 from dubsar.datasets.inventory import Inventory, InventoryMismatch, SignClass
 from dubsar.models.backbones import SignClassifier
 from dubsar.models.checkpoint import load_model

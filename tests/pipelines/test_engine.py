@@ -6,10 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import dubsar.datasets
 from dubsar.configs.base import load
 from dubsar.configs.schema import ReadConfig, shipped_config
+from dubsar.datasets.crops import relit
 from dubsar.datasets.images import load_image
 from dubsar.pipelines import evaluation
 from dubsar.pipelines.cli import main
@@ -96,6 +98,18 @@ def test_bf16_finds_and_names_the_same_signs() -> None:
     assert (classes == classes_half).mean() >= 0.98
     assert not np.array_equal(p, p_half)  # bfloat16 has acted
     assert np.abs(p - p_half).max() < 0.02
+
+
+def test_signs_are_named_under_other_exposures_as_well() -> None:
+    noise = np.random.default_rng(0).integers(60, 200, (10, 10, 3), dtype=np.uint8)
+    crop = np.asarray(Image.fromarray(noise).resize((80, 80), Image.Resampling.BILINEAR))
+    box = np.array([[10.0, 10, 70, 70]])
+    # exposure changes pixel by pixel, so that it may as well come before the crop is cut, but for rounding
+    asked = [("relight=0", crop), ("relight=0", relit(crop, 1)), ("relight=1", crop)]
+    found = [engine("device=cpu", setting).classify(pixels, box, 335) for setting, pixels in asked]
+    by_class = [p[0][np.argsort(c[0])] for p, c in found]
+    assert np.abs(by_class[0] - by_class[1]).max() > 0.01
+    assert np.allclose(by_class[2], (by_class[0] + by_class[1]) / 2, atol=0.003)
 
 
 def test_logits_and_text_are_float32_under_bf16() -> None:
