@@ -37,29 +37,26 @@ def draw_confusions(signs: Sequence[SignClass], shares_KL: npt.NDArray[np.float6
     axes.xaxis.set_label_position("top")
     for k, sign in enumerate(signs):
         if font and font.covers(sign.glyph):
-            _draw_sign(axes, font.mask(sign.glyph, _SIGN_PX), (k, 0), (0, 1))
-            _draw_sign(axes, font.mask(sign.glyph, _SIGN_PX), (0, k), (1, 0))
+            for axis in ("x", "y"):
+                _draw_sign(axes, font.mask(sign.glyph, _SIGN_PX), k, axis)
     bar = figure.colorbar(image, ax=axes, shrink=0.5, ticks=np.sqrt([0, 0.05, 0.2, 0.5, 1]))
     bar.ax.set_yticklabels(["0 %", "5 %", "20 %", "50 %", "100 %"], fontsize=7)
     return figure_png(figure)
 
 
-def _draw_sign(axes: Any, mask_HW: npt.NDArray[np.uint8], at: tuple[int, int], side: tuple[int, int]) -> None:
-    """Draw a sign outside an axis: at column ``at[0]`` above, or at row ``at[1]`` to the left."""
+def _draw_sign(axes: Any, mask_HW: npt.NDArray[np.uint8], place: int, axis: str) -> None:
+    """Draw a sign outside the plot: above column ``place`` of axis x, or left of row ``place`` of axis y."""
     from matplotlib.offsetbox import AnnotationBbox, OffsetImage
 
     ink = np.zeros((*mask_HW.shape, 4))
     ink[..., 3] = mask_HW / 255
     zoom = min(18 / mask_HW.shape[0], 19 / mask_HW.shape[1])
-    left = side == (1, 0)
-    place, coordinates = (
-        ((0.0, at[1]), ("axes fraction", "data")) if left else ((at[0], 1.0), ("data", "axes fraction"))
-    )
+    above = axis == "x"
     box = AnnotationBbox(
         OffsetImage(ink, zoom=zoom),
-        place,
-        xybox=(-13, 0) if left else (0, 13),
-        xycoords=coordinates,
+        (place, 1) if above else (0, place),
+        xybox=(0, 13) if above else (-13, 0),
+        xycoords=("data", "axes fraction") if above else ("axes fraction", "data"),
         boxcoords="offset points",
         frameon=False,
         pad=0,

@@ -122,7 +122,8 @@ def _examples(pairs: Sequence[Pair], seen: Examined, confidence_N: npt.NDArray[n
 
 def _parts(scores: Scores, pictures: dict[str, bytes], pairs: Sequence[Pair], seen: Examined) -> list[str]:
     captions = {
-        "reliability": "Reliability on this split before and after the temperature, which was fitted on dev",
+        "reliability": "Reliability on this split at temperature 1, and at that of the model card, which `dubsar ship` "
+        "fits on dev; weights of a run that did not ship have 1",
         "frequency": "Right answers by training crops of the class",
         "confusion": f"What the {CLASSES} most frequent signs are taken for, share of each row (colour by square root)",
         "confused": "The most frequent confusions: the crop misread with most confidence, a training crop of the true "
