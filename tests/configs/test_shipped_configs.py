@@ -11,8 +11,8 @@ from dubsar.configs.variants import load_variants
 from dubsar.pipelines.levers.resolve import resolve
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
-FILES = sorted(p.relative_to(CONFIGS).as_posix() for p in CONFIGS.rglob("*.yaml") if p.parent.name != "recipes")
-RECIPES = sorted((CONFIGS / "recipes").glob("*.yaml"))
+FILES = sorted(p.relative_to(CONFIGS).as_posix() for p in CONFIGS.rglob("*.yaml") if "recipes" not in p.parts)
+RECIPES = sorted((CONFIGS / "recipes").rglob("*.yaml"))
 
 
 @pytest.mark.parametrize("file", FILES)
@@ -26,7 +26,9 @@ def test_a_shipped_config_loads_and_its_header_names_a_command(file: str) -> Non
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_every_variant_of_a_shipped_recipe_loads_and_its_header_names_a_command(path: Path) -> None:
     assert len(load_variants(path, path.stem)) > 2
-    assert path.read_text(encoding="utf-8").startswith(f"# dubsar recipes {path.stem} configs/recipes/{path.name}")
+    assert path.read_text(encoding="utf-8").startswith(
+        f"# dubsar recipes {path.stem} configs/{path.relative_to(CONFIGS)}"
+    )
 
 
 @pytest.mark.parametrize("stage", STAGES)
