@@ -200,7 +200,7 @@ class ClassifyModel(Block):
     # keyword arguments of timm.create_model, such as the channels of a narrow ResNet
     backbone_args: Annotated[dict[str, Any], Field(default_factory=dict)]
     pretrained: bool = False
-    weights: str = ""  # local safetensors in timm's key layout, such as a run's pretrain.safetensors
+    weights: str = ""  # local safetensors: timm's key layout, a run's pretrain.safetensors or classify.safetensors
     # head: the backbone stays as it is, and in evaluation mode (linear probe); adapters: efficiency.dora
     train: Literal["all", "head"] = "all"
     # of the learning rate, from a layer to the one below: a ViT's blocks, other networks' stages

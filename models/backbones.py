@@ -17,6 +17,7 @@ from dubsar.models.prototypes import Prototypes
 MEAN, STD = 0.45, 0.22
 _BEFORE_HEAD = ("norm.", "fc_norm.", "head.")  # timm's names differ with the way of pooling
 _LEFT_OUT = (*_BEFORE_HEAD, "head_dist.", "fc.", "classifier.", "mask_token")  # of a file: heads, and what only trains
+_OWN = "net."  # before timm's names in a classifier's own file
 NORMALISATIONS = ("fixed", "per_crop", "imagenet")
 # arguments of timm.create_model that name files or addresses to load, or that are set here: no config may give them
 RESERVED = frozenset(
@@ -40,7 +41,8 @@ class SignClassifier(nn.Module):
         backbone: timm model name.
         classes: size of the inventory.
         pretrained: load timm's weights for that name (from the hub, or its local cache).
-        weights: local safetensors in timm's key layout instead; a head of another size is left out.
+        weights: local safetensors in timm's key layout instead, or a classifier's of before; a head of another size is
+            left out.
         backbone_args: keyword arguments of that timm model, such as ``channels``.
         normalise: one of `NORMALISATIONS`, see `normalised`.
         drop_rate: dropout before the head.
@@ -236,6 +238,8 @@ def check_card(card: Path, normalise: str) -> None:
 def _load(net: Any, path: Path, normalise: str) -> None:
     """Load a backbone's weights; only the head, and norms that stand at its door, may be others."""
     own, found = net.state_dict(), read_weights(path)
+    if of_classifier := {k.removeprefix(_OWN): t for k, t in found.items() if k.startswith(_OWN)}:
+        found = of_classifier  # prototypes beside it are of other crops
     fitting = {k: t for k, t in found.items() if k in own and own[k].shape == t.shape}
     head = {id(p) for p in net.get_classifier().parameters()}
     of_head = {name for name, p in net.named_parameters() if id(p) in head}

@@ -43,6 +43,21 @@ def test_local_weights_are_taken_but_for_a_head_of_another_size(tmp_path: Path) 
     assert other.eval()(torch.rand(1, 3, 32, 32)).shape == (1, 9)
 
 
+def test_a_classifier_goes_on_from_a_classifier_with_other_classes(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    trained = SignClassifier(NAME, 5)
+    trained.add_prototypes(0.5, 0.1)
+    state = {k: t.half() if t.is_floating_point() else t for k, t in trained.state_dict().items()}
+    save_file(state, tmp_path / "classify.safetensors")
+    for classes in (5, 9):
+        other = SignClassifier(NAME, classes, weights=str(tmp_path / "classify.safetensors"))
+        own = other.net.state_dict()
+        same = [k for k, t in trained.net.state_dict().items() if own[k].shape == t.shape]
+        assert len(own) - len(same) == (0 if classes == 5 else 2)
+        assert all(torch.equal(own[k], trained.net.state_dict()[k].half().to(own[k].dtype)) for k in same)
+        assert other.prototypes is None
+
+
 def test_weights_of_another_backbone_are_refused(tmp_path: Path) -> None:
     save_file({"stem.weight": torch.zeros(3)}, tmp_path / "w.safetensors")
     with pytest.raises(ValueError, match=r"w\.safetensors: only 0 of \d+ tensors fit this backbone, for example not "):
