@@ -19,7 +19,7 @@ from dubsar.datasets.text import canonical, tokens
 from dubsar.models.transliterator import clean, transliterate
 from dubsar.pipelines.metrics import hits
 from dubsar.pipelines.reading.engine import classify_crops, find_signs, tile_settings
-from dubsar.pipelines.stages.classify import Crops, CropStream
+from dubsar.pipelines.stages.classify import Crops
 from dubsar.pipelines.stream import Stream
 
 Floats = npt.NDArray[np.float64]
@@ -90,9 +90,8 @@ def tally_signs(scores_NC: npt.NDArray[np.float32], crops: Crops, counts_C: npt.
 
 
 def _classify(system: Any, stream: Stream) -> Tally:
-    assert isinstance(stream, CropStream)
     logits_NC = classify_crops(system.network, system.dev.pixels_NSS3).numpy()
-    counts_C = np.bincount(stream.crops.classes_N, minlength=logits_NC.shape[1])
+    counts_C = np.bincount(stream.crops.classes_N, minlength=logits_NC.shape[1])  # type: ignore[attr-defined]
     return tally_signs(logits_NC, system.dev, counts_C)
 
 
