@@ -11,7 +11,7 @@ from rich.table import Table
 
 from dubsar.configs.blocks import Dora, Efficiency, Ema, Swa
 from dubsar.datasets.sources import data_root
-from dubsar.datasets.synthetic.glyphs import FontError, available_fonts
+from dubsar.datasets.synthetic.glyphs import FontError, assyrian_table, available_fonts
 from dubsar.models.checkpoint import CheckpointError, load_model, shipped
 from dubsar.pipelines.console import print_table
 from dubsar.pipelines.levers.resolve import Resolution, resolve
@@ -79,7 +79,7 @@ def _memory() -> str:
 
 
 def _fonts() -> str:
-    table = data_root() / "sign-list" / "assyrian_font.tsv"
+    table = assyrian_table(data_root())
     try:
         return ", ".join(f.name for f in available_fonts(table if table.exists() else None))
     except FontError as error:

@@ -11,7 +11,7 @@ from dubsar.configs.base import dump
 from dubsar.configs.schema import StageConfig
 from dubsar.datasets.lines import COLLECTIONS, read_line_pairs
 from dubsar.datasets.sources import data_root, require_data, require_outside_data
-from dubsar.datasets.synthetic.glyphs import available_fonts
+from dubsar.datasets.synthetic.glyphs import assyrian_table, available_fonts
 from dubsar.datasets.synthetic.scene import write_tablets
 from dubsar.pipelines.console import print_table
 from dubsar.pipelines.levers.resolve import resolve_config
@@ -110,7 +110,7 @@ def render_tablets(count: int, out: Path, *, seed: int, fonts: list[Path], text:
             raise ValueError(f"--text is {text!r}, expected oracc or hittite")
         pairs = read_line_pairs(data_root(), text, "train")  # type: ignore[arg-type]
         lines = [(p.signs, p.translit) for p in pairs if p.signs]
-    glyph_table = data_root() / "sign-list" / "assyrian_font.tsv"
+    glyph_table = assyrian_table(data_root())
     if not glyph_table.exists():
         print(
             f"{glyph_table} is not there, so the font Assyrian cannot be used: shapes are monumental (set DUBSAR_DATA)"

@@ -8,10 +8,9 @@ from pathlib import Path
 from dubsar.configs.schema import ClassifyData
 from dubsar.datasets.signs import SignSource
 from dubsar.datasets.sources import data_root
-from dubsar.datasets.synthetic.glyphs import FontError, GlyphFont, available_fonts, load_font
+from dubsar.datasets.synthetic.glyphs import FontError, GlyphFont, assyrian_table, available_fonts, load_font
 
 FONT = "assyrian"  # the name that `load_assyrian` gives it
-SHAPES = ("sign-list", "assyrian_font.tsv")  # below the data root
 
 
 def open_signs(data: ClassifyData, root: Path | None = None) -> SignSource:
@@ -60,7 +59,7 @@ def training_font(root: Path, own: str) -> GlyphFont:
     """
     if own:
         return load_font(own)
-    table = root.joinpath(*SHAPES)
+    table = assyrian_table(root)
     try:
         fonts = available_fonts(table)
     except FontError as error:
@@ -77,7 +76,7 @@ def training_font(root: Path, own: str) -> GlyphFont:
 
 def sign_font(data: ClassifyData) -> GlyphFont | None:
     """Load the font that draws signs as the photographs show them, as far as one is known and installed."""
-    table = data_root().joinpath(*SHAPES) if data.source == "tablet-signs" else None
+    table = assyrian_table(data_root()) if data.source == "tablet-signs" else None
     try:
         return available_fonts(table, [Path(data.font)] if data.font else [])[0]
     except FontError:

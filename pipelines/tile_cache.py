@@ -15,7 +15,7 @@ import torch
 from dubsar.configs.schema import PretrainConfig
 from dubsar.datasets.photographs import labelled_photographs
 from dubsar.datasets.sources import require_outside_data
-from dubsar.datasets.synthetic.glyphs import available_fonts
+from dubsar.datasets.synthetic.glyphs import assyrian_table, available_fonts
 from dubsar.datasets.synthetic.scene import write_tablets
 from dubsar.datasets.unlabelled import Signs, TileCache, build_cache, find_photographs
 from dubsar.datasets.windows import sign_size
@@ -102,7 +102,7 @@ def _rendered(count: int, folder: Path, root: Path) -> list[Path]:
     """Render tablets once; they are measured like photographs. The folder appears when all of them are there."""
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
-        fonts = available_fonts(root / "sign-list" / "assyrian_font.tsv")
+        fonts = available_fonts(assyrian_table(root))
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as begun:
             write_tablets(count, Path(begun) / "tablets", SYNTHETIC_SEED, fonts)
             (Path(begun) / "tablets").rename(folder)

@@ -266,6 +266,11 @@ def load_font(path: Path | str) -> GlyphFont:
     return GlyphFont(path)
 
 
+def assyrian_table(root: Path) -> Path:
+    """Return where a data root holds the table of the Assyrian font; whether it is there is not looked at."""
+    return root / "sign-list" / "assyrian_font.tsv"
+
+
 def load_assyrian(table: Path, folders: Sequence[Path] | None = None) -> GlyphFont:
     """Load the Assyrian font; signs that it lacks are drawn with Noto where that is installed.
 

@@ -12,6 +12,7 @@ from dubsar.datasets.crops import CropSize
 from dubsar.datasets.formats.tablet_signs import Photograph
 from dubsar.datasets.inventory import Inventory
 from dubsar.datasets.sources import data_root
+from dubsar.datasets.synthetic.glyphs import assyrian_table
 from dubsar.models.checkpoint import ModelFile
 from dubsar.models.ensemble import Classifier
 from dubsar.pipelines.member_scores import member_scores
@@ -19,7 +20,7 @@ from dubsar.pipelines.networks import inventory_of, load_classifier
 from dubsar.pipelines.reading.engine import mean_probabilities
 from dubsar.pipelines.scoring.looks import Looks, first_signs, look
 from dubsar.pipelines.scoring.scores import Scores, score_looks, training_counts
-from dubsar.pipelines.signs import SHAPES, open_common_signs, open_signs
+from dubsar.pipelines.signs import open_common_signs, open_signs
 from dubsar.pipelines.stages.classify import read_crops
 
 _CPU = torch.device("cpu")
@@ -81,7 +82,7 @@ def levels_of(seen: Examined) -> dict[str, Groups]:
     levels: dict[str, Groups] = {}
     if any(c.mzl for c in seen.inventory.classes):
         levels["MZL numbers"] = groups_by_number(seen.inventory)
-    table = data_root().joinpath(*SHAPES)
+    table = assyrian_table(data_root())
     if seen.data.source == "tablet-signs" and table.is_file():
         levels["shapes"] = groups_by_shape(seen.inventory, table)
     return levels

@@ -165,10 +165,10 @@ def prepare(config: DetectConfig, root: Path) -> Prepared:
 
 
 def _render(seed: int, root: Path, inventory: Inventory | None, sign_px: float) -> Picture:
-    from dubsar.datasets.synthetic.glyphs import available_fonts
+    from dubsar.datasets.synthetic.glyphs import assyrian_table, available_fonts
     from dubsar.datasets.synthetic.scene import render_tablet
 
-    rendered = render_tablet(seed, fonts=available_fonts(root / "sign-list" / "assyrian_font.tsv"))
+    rendered = render_tablet(seed, fonts=available_fonts(assyrian_table(root)))
     signs = [s for s in rendered.tablet.signs() if s.box is not None and s.damage in {"intact", "damaged"}]
     if inventory:  # a sign that has no class is not taught as another; its clay counts as background
         signs = [s for s in signs if s.glyph in inventory.id_of_glyph]
